@@ -22,7 +22,8 @@ from commlib.errors import InvalidArgument
 from training.bench.record import Record, Seconds
 from training.process.hosts import Ranks
 from training.process.job import FAILURE, INTERRUPTED, log_error
-from training.process.launch import RANK_TAG, SAID_ALREADY, command_line, is_noise
+from training.process.launch import command_line
+from training.process.output import KNOWN_ALREADY, RANK_TAG, is_noise
 
 JSONRecord = dict[str, Any]  # a record as its line has it
 
@@ -77,7 +78,7 @@ def output(command: Sequence[str], environment: Mapping[str, str]) -> Generator[
 def error_line(lines: Iterable[str]) -> str:
     """Return the line that reports an error: the first of our own, else the last before MPI's message."""
     untagged = (RANK_TAG.sub("", line).strip("\0\n ") for line in lines)
-    before_banner = takewhile(lambda line: not SAID_ALREADY.match(line), untagged)
+    before_banner = takewhile(lambda line: not KNOWN_ALREADY.match(line), untagged)
     reported = [line for line in before_banner if line.strip("-") and not is_noise(line)]
     errors = [line for line in reported if line.startswith(OWN) and not line.startswith(NO_ERROR)]
     own = [line.partition(": ")[2] for line in errors]
@@ -181,7 +182,7 @@ class EmulatedCluster:
         """Run a command on all ranks and yield the records that it prints; ``what`` is named on the way."""
         note(what)
         try:
-            job = command_line(Ranks(layout.ranks, layout.hosts), words)
+            job = command_line(Ranks(layout.ranks, layout.hosts, "eth0"), words, environment)
             yield from records_in(self.lines(job, environment, timeout))
         except Failed as failure:
             raise Failed(f"{what}: {failure}") from None

@@ -158,7 +158,7 @@ def test_only_adapters_import_what_is_heavy(heavy):
         "from commlib.transport import mpi",
         "import training.config.config, training.checkpoint.folders, training.commands.main",
         "import training.commands.report",
-        "import training.commands.linear; from training.linear import LinearClassifier",
+        "import training.linear.run; from training.linear import LinearClassifier",
         "import training.commands.receipt",
     ],
 )

@@ -35,9 +35,9 @@ def program(path: Path, script: str) -> None:
     path.chmod(0o755)
 
 
-def install(machine: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def install(machine: Path, clone: str = "clone", **environment: str) -> subprocess.CompletedProcess[str]:
     variables = {"PATH": str(machine / "bin"), "HOME": str(machine), **environment}
-    command = ["bash", str(machine / "clone" / "scripts" / "install.sh")]
+    command = ["bash", str(machine / clone / "scripts" / "install.sh")]
     return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -48,16 +48,32 @@ def refusal(result: subprocess.CompletedProcess[str]) -> str:
     return line
 
 
-def test_an_unsupported_python_is_named_with_what_to_install(machine):
-    program(machine / "bin" / "python3", 'test "$1" = --version && echo Python 3.13.1 || exit 1')
+MISSING = {
+    "python that is too new": (
+        lambda folder: program(folder / "bin/python3", "test $1 = --version && echo Python 3.13.1 || exit 1"),
+        "needs Python 3.10, 3.11 or 3.12, found Python 3.13.1",
+        "apt-get install python3",
+    ),
+    "no python": (lambda folder: os.remove(folder / "bin/python3"), "needs Python 3.10, 3.11 or 3.12, found"),
+    "no compiler": (
+        lambda folder: os.remove(folder / "bin/g++"),
+        "cloudtrain: needs a C++ compiler to build Horovod: apt-get install g++",
+    ),
+    "little disk": (
+        lambda folder: program(folder / "bin/df", 'printf "Filesystem\\nroot 9 9 1048576 9 /\\n"'),
+        "cloudtrain: needs 4 GiB of free disk in ",
+        "/clone, found 1 GiB: make room there",
+    ),
+}
+
+
+@pytest.mark.parametrize("missing", MISSING)
+def test_what_a_machine_lacks_is_one_line_and_nothing_is_left_behind(machine, missing):
+    change, *said = MISSING[missing]
+    change(machine)
     line = refusal(install(machine))
-    assert "needs Python 3.10, 3.11 or 3.12, found Python 3.13.1" in line
-    assert "apt-get install python3" in line
-
-
-def test_no_python_is_named_too(machine):
-    os.remove(machine / "bin" / "python3")
-    assert "needs Python 3.10, 3.11 or 3.12, found" in refusal(install(machine))
+    assert all(each in line for each in said)
+    assert not (machine / "clone" / ".venv").exists()
 
 
 def test_a_python_chosen_by_name_is_the_one_that_is_judged(machine):
@@ -65,26 +81,9 @@ def test_a_python_chosen_by_name_is_the_one_that_is_judged(machine):
     assert "found Python 2.7.18" in refusal(install(machine, PYTHON="mine"))
 
 
-def test_a_missing_compiler_is_named_with_what_to_install(machine):
-    os.remove(machine / "bin" / "g++")
-    line = refusal(install(machine))
-    assert line == "cloudtrain: needs a C++ compiler to build Horovod: apt-get install g++"
-
-
-def test_too_little_disk_is_named_with_the_folder_and_the_need(machine):
-    program(machine / "bin" / "df", 'printf "Filesystem\\nroot 9 9 1048576 9 /\\n"')
-    line = refusal(install(machine))
-    assert (
-        line == f"cloudtrain: needs 4 GiB of free disk in {machine / 'clone'}, found 1 GiB: make room there"
-    )
-
-
 def test_a_path_with_a_space_is_refused_at_once(machine):
     (machine / "clone").rename(machine / "my clone")
-    command = ["bash", str(machine / "my clone" / "scripts" / "install.sh")]
-    variables = {"PATH": str(machine / "bin"), "HOME": str(machine)}
-    result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
-    assert "has a space in its path" in refusal(result)
+    assert "has a space in its path" in refusal(install(machine, clone="my clone"))
 
 
 def test_no_home_is_named(machine):
@@ -95,9 +94,3 @@ def test_a_cache_that_cannot_be_made_is_named(machine):
     (machine / "file").touch()
     line = refusal(install(machine, XDG_CACHE_HOME=str(machine / "file")))
     assert line == f"cloudtrain: cannot write to {machine}/file/cloudtrain/wheels: make it writable"
-
-
-def test_nothing_is_left_behind_by_a_refusal(machine):
-    os.remove(machine / "bin" / "g++")
-    install(machine)
-    assert not (machine / "clone" / ".venv").exists()

@@ -37,9 +37,8 @@ KINDS = {"kill": (300.0, 0.0), "stop": (600.0, 20.0), "throttle": (150.0, 15.0),
 CALM_SECONDS = 60.0  # before the storm and after it, to know the rate
 SLOW = "5mbit"
 WORDS = ("phases.0.epochs=100000", "digest_every=25", "checkpoints={every_steps: 25}", "stall_timeout=60")
-# All nodes are sound here: none is left out, and the steps can be made again by as many ranks. horovodrun
-# searches for the interface at each start where it is not given.
-OPTIONS = ("--restarts", "1000", "--host-failures", "1000", "--network-interface", "eth0")
+# All nodes are sound here: none is left out, and the steps can be made again by as many ranks.
+OPTIONS = ("--restarts", "1000", "--host-failures", "1000")
 
 
 def plan(seconds: float, seed: int) -> list[tuple[float, str, int]]:

@@ -11,13 +11,13 @@ from commlib import Topology
 from commlib.transport import simulated
 from tests.launching import ROOT, launch, tail
 from tests.linear.made import matrix_of, rows_of, settings_of
-from training.commands.linear import check, share_right
-from training.commands.train import train
+from training.commands.train import load_any, train
 from training.config.config import load as load_other
-from training.config.reading import read_given
 from training.linear.config import GeneratedData, LibsvmData, load
 from training.linear.generated import SHAPES, STRIDE, generate
+from training.linear.run import share_right
 from training.linear.sgd import SGD
+from training.process.supervisor import check_restarts
 
 SHIPPED = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if "task: linear" in path.read_text()]
 
@@ -167,9 +167,11 @@ def test_what_is_wrong_is_one_line(config, capfd, words, message):
 
 
 def test_what_cannot_be_launched_is_refused(config):
-    check(read_given(config), 0)
-    with pytest.raises(ValueError, match="^--restarts: expected 0 for task: linear, .* got 2$"):
-        check(read_given(config), 2)
+    kind, loaded = load_any(str(config), [], dry_run=False)
+    assert kind == "training.linear.run"
+    check_restarts(0, loaded.config, is_dry=False)
+    with pytest.raises(ValueError, match="task: linear"):
+        check_restarts(2, loaded.config, is_dry=False)
 
 
 # --------------------------------------------------------------- generated rows

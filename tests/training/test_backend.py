@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.launching import run
-from training.process import backend
+from training.process import devices
 from training.process.job import LocalRank
 
 BOTH = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
@@ -36,7 +36,7 @@ def test_cores_are_shared_where_the_environment_sets_no_threads(monkeypatch, thr
         monkeypatch.setenv(name, "5")
         if name not in given:
             monkeypatch.delenv(name)
-    backend._share_cores(LocalRank(0, 1), overlap=overlap)
+    devices._share_cores(LocalRank(0, 1), overlap=overlap)
     assert found == set_to
 
 

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -70,9 +70,7 @@ def test_what_keeps_gradients_off_the_gpus_is_said(nvidia_smi, monkeypatch, says
 
 def test_an_unsupported_python_is_a_problem(monkeypatch):
     monkeypatch.setattr(doctor.sys, "version_info", (3, 13, 0))
-    finding = doctor.check_python()
-    assert finding.verdict == "problem"
-    assert "3.13.0, expected 3.10 to 3.12" in finding.text
+    assert_problem(doctor.check_python(), "3.13.0, expected 3.10 to 3.12")
 
 
 @pytest.mark.parametrize(
@@ -90,54 +88,44 @@ def test_another_tensorflow_or_keras_is_a_problem(monkeypatch, versions, text):
         return versions[name]
 
     monkeypatch.setattr(doctor, "version", version)
-    finding = doctor.check_tensorflow()
-    assert finding.verdict == "problem"
-    assert text in finding.text
+    assert_problem(doctor.check_tensorflow(), text)
 
 
-def test_horovod_built_for_another_tensorflow_is_a_problem(monkeypatch, tmp_path):
-    said = """'["0.28.1", "2.18.1", true, true, false]'"""
-    monkeypatch.setattr(sys, "executable", fake_python(tmp_path, f"echo {said}"))
-    monkeypatch.setattr(doctor, "version", lambda name: "2.19.0")
-    finding = doctor.check_horovod()
-    assert finding.verdict == "problem"
-    assert "compiled against TensorFlow 2.18.1, installed is 2.19.0" in finding.text
-    assert "install.sh" in finding.remedy
-
-
-def fake_python(folder: Path, script: str) -> str:
-    """Write a program that stands in for the Python of an environment, and for its mpirun."""
-    for name in ("python", "mpirun"):
-        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-        (folder / name).chmod(0o755)
-    return str(folder / "python")
-
-
-def test_a_horovod_that_does_not_load_is_a_problem(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "executable", fake_python(tmp_path, "echo libmpi.so.40 is missing >&2; exit 1"))
-    finding = doctor.check_horovod()
-    assert finding.verdict == "problem"
-    assert "does not load: libmpi.so.40 is missing" in finding.text
-
-
-def test_an_mpi_that_does_not_start_ranks_is_a_problem(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "executable", fake_python(tmp_path, "echo no slots >&2; exit 1"))
-    finding = doctor.check_mpi()
-    assert finding.verdict == "problem"
-    assert "two ranks do not start: no slots" in finding.text
-
-
-def test_an_environment_without_mpi_is_a_problem(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("check", "script", "text", "remedy"),
+    [
+        (
+            doctor.check_horovod,
+            """echo '["0.28.1", "2.18.1", true, true, false]'""",
+            "compiled against TensorFlow 2.18.1, installed is 2.19.0",
+            "install.sh",
+        ),
+        (
+            doctor.check_horovod,
+            "echo libmpi.so.40 is missing >&2; exit 1",
+            "does not load: libmpi.so.40 is missing",
+            "",
+        ),
+        (doctor.check_mpi, "echo no slots >&2; exit 1", "two ranks do not start: no slots", ""),
+        (doctor.check_mpi, None, "no mpirun", ""),
+    ],
+    ids=["built for another TensorFlow", "does not load", "ranks do not start", "no mpirun"],
+)
+def test_a_horovod_or_mpi_that_does_not_work_is_a_problem(monkeypatch, tmp_path, check, script, text, remedy):
+    for name in ("python", "mpirun") if script is not None else ():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert doctor.check_mpi().verdict == "problem"
+    monkeypatch.setattr(doctor, "version", lambda name: "2.19.0")
+    assert_problem(check(), text, remedy)
 
 
 def test_little_shared_memory_is_a_problem(monkeypatch):
-    class Usage:
-        free = 64 << 20
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=64 << 20))
+    assert_problem(doctor.check_shared_memory(), "0.06 GiB free in /dev/shm, expected 1", "--shm-size")
 
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: Usage)
-    finding = doctor.check_shared_memory()
+
+def assert_problem(finding: doctor.Finding, text: str, remedy: str = "") -> None:
     assert finding.verdict == "problem"
-    assert "0.06 GiB free in /dev/shm, expected 1" in finding.text
-    assert "--shm-size" in finding.remedy
+    assert text in finding.text
+    assert remedy in finding.remedy

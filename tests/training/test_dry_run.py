@@ -11,12 +11,14 @@ from tests.extent import ALL
 from tests.launching import DIGITS, ROOT, run
 from training.commands.main import app
 from training.commands.train import train
-from training.config.config import is_linear, load_with_warnings
+from training.config.config import load_with_warnings
 from training.datasets.synthetic import KNOWN
 from training.models import IMAGES, MODELS
 from training.run.dry_run import generated, tiny
 
-CONFIGS = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if not is_linear(path, [])]
+CONFIGS = [
+    path for path in sorted((ROOT / "configs").glob("*.yaml")) if "task: linear" not in path.read_text()
+]
 
 
 def words_of(path):

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from tests.launching import DIGITS, ENVIRONMENT, launch, tail
 from training.commands.main import app
 from training.process import start_rank
-from training.process.hosts import Ranks
-from training.process.launch import cloudtrain, command_line, environment_of, mpirun_of, words_of
-from training.process.program import check_program
+from training.process.hosts import Ranks, common
+from training.process.launch import cloudtrain, command_line, environment_of
+from training.process.launch import launch as launch_job
 from training.process.start_rank import PRELOAD, PRELOADED
 
 BOUND_SECONDS = 120
@@ -30,46 +30,49 @@ WORDS = [
 ]
 
 
-def test_on_one_machine_there_may_be_more_ranks_than_cores_and_on_several_the_slots_count():
-    assert "--binding-args=--bind-to none --map-by slot:OVERSUBSCRIBE" in command_line(Ranks(4), ["true"])
-    command = command_line(Ranks(4, "a:2,b:2", "eth0"), cloudtrain("train", "x.yaml"))
-    assert "--binding-args=--bind-to none --map-by slot" in command
-    assert command[command.index("-H") + 1] == "a:2,b:2"
-    assert json.loads(command[-1]) == [str(Path(sys.executable).parent / "cloudtrain"), "train", "x.yaml"]
-
-
-def test_the_mpirun_command_is_that_of_the_process_that_horovodrun_has_become():
-    mpirun = ["mpirun", "-np", "2", "-x", "A B", "python"]
-    assert mpirun_of(["/bin/sh", "-c", "mpirun -np 2 -x 'A B' python '[\"train\"]'"]) == mpirun
-    assert (
-        mpirun_of(["/usr/bin/prterun", *mpirun[1:], '["train"]']) == mpirun
-    )  # where the shell has become it
-    assert mpirun_of([sys.executable, "/usr/bin/horovodrun", "-np", "2", '["train"]']) is None
-
-
-def test_a_process_that_has_ended_has_no_mpirun_command():
-    command = ["sh", "-c", "echo; read line"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdout.readline() == b"\n"  # Linux has no words of a program that it still loads
-    assert words_of(process.pid) == command
-    process.communicate()
-    assert mpirun_of(words_of(process.pid)) is None
-
-
 @pytest.mark.parametrize(
-    ("program", "others", "message"),
+    ("job", "expected"),
     [
-        ([], [], "--: expected a program behind it"),
-        (
-            ["python"],
-            ["my.yaml", "reducer.density=1"],
-            "expected nothing of a configuration .*, got my.yaml reducer.density=1",
-        ),
+        (Ranks(4, None, "lo"), "-np 4 --bind-to none --map-by slot:OVERSUBSCRIBE"),
+        (Ranks(4, "a:2,b:2", "eth0"), "-np 4 -H a:2,b:2 --bind-to none --map-by slot"),
     ],
+    ids=["more ranks than cores", "slots count"],
 )
-def test_a_program_is_given_and_nothing_of_a_configuration_beside_it(program, others, message):
-    with pytest.raises(ValueError, match=message):
-        check_program(program, others)
+def test_the_mpirun_command_names_the_variables_of_the_environment_without_their_values(job, expected):
+    environment = {"KEY": "secret", "OLDPWD": "/", "CUDA_VISIBLE_DEVICES": "1", "BASH_FUNC_f%%": "() {}"}
+    *options, python, isolated, program, words = command_line(job, cloudtrain("train", "x"), environment)
+    start = f"mpirun --allow-run-as-root --tag-output {expected} --mca pml ob1"
+    assert options == [*start.split(), "--mca", "btl_tcp_if_include", job.interface, "-x", "KEY"]
+    assert (python, isolated, program) == (sys.executable, "-I", start_rank.__file__)
+    assert json.loads(words) == [str(Path(sys.executable).parent / "cloudtrain"), "train", "x"]
+
+
+def test_on_many_hosts_mpirun_starts_all_daemons_itself():
+    hosts = ",".join(f"host{number}:1" for number in range(64))
+    command = command_line(Ranks(64, hosts), ["true"], {})
+    at = command.index("plm_ssh_no_tree_spawn")
+    assert command[at + 1 : at + 4] == ["1", "--prtemca", "plm_ssh_num_concurrent"]
+    assert "--prtemca" not in command_line(Ranks(63, hosts.rpartition(",")[0]), ["true"], {})
+
+
+def test_the_interfaces_that_connect_hosts_are_those_with_an_address_of_their_own_on_each():
+    first = {"lo": "127.0.0.1", "eth0": "10.0.0.1", "docker0": "172.17.0.1", "ib0": "10.1.0.1"}
+    second = {"lo": "127.0.0.1", "eth0": "10.0.0.2", "docker0": "172.17.0.1", "ib0": "10.1.0.2"}
+    assert common([first, second]) == "eth0,ib0"
+    assert common([first, first]) is None
+    assert common([first]) is None
+    assert common([first, {"ens3": "10.0.0.3"}]) is None
+
+
+def test_a_host_that_ssh_does_not_reach_ends_the_job_with_a_line_of_it(tmp_path, monkeypatch, capsys):
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\n[ $9 = b ] || { echo hello; echo {}; exit; }\necho no route >&2; exit 255\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    before = signal.getsignal(signal.SIGTERM)
+    assert launch_job(Ranks(2, "a:1,b:1"), ["true"], lambda: None) == 1
+    signal.signal(signal.SIGTERM, before)
+    assert capsys.readouterr().err == "cloudtrain: ssh not successful for host b: no route\n"
 
 
 def test_the_command_line_of_a_program_is_checked_in_one_line_and_help_names_it():
@@ -123,24 +126,19 @@ def test_a_program_that_is_not_there_is_one_line(tmp_path):
     assert line.endswith("; expected a command, such as: python my.py")
 
 
-def test_without_a_compiler_the_launch_says_that_mpirun_listens_everywhere(monkeypatch, tmp_path, capsys):
-    (tmp_path / "lib").mkdir()
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    monkeypatch.setattr("shutil.which", lambda name: None)
+@pytest.mark.parametrize(
+    ("folder", "why"), [("environment", "none of cc, gcc, g++"), ("my environment", "a path with a space")]
+)
+def test_where_nothing_can_be_preloaded_a_warning_says_that_mpirun_listens_everywhere(
+    monkeypatch, tmp_path, capsys, folder, why
+):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / folder))
+    monkeypatch.setenv("PATH", "")
     assert PRELOAD not in environment_of(Ranks(2))
-    assert capsys.readouterr().err == (
-        "cloudtrain: warning: mpirun listens on all interfaces of this machine: "
-        "none of cc, gcc, g++ is installed\n"
-    )
-    assert environment_of(Ranks(2, "a:1,b:1")).get(PRELOAD) is None
+    said = capsys.readouterr().err
+    assert said.startswith(f"cloudtrain: warning: mpirun listens on all interfaces of this machine: {why}")
+    assert PRELOAD not in environment_of(Ranks(2, "a:1,b:1"))
     assert capsys.readouterr().err == ""
-
-
-def test_an_environment_whose_path_cannot_be_preloaded_is_said(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(sys, "prefix", str(tmp_path / "my environment"))
-    assert PRELOAD not in environment_of(Ranks(2))
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "listens on all interfaces of this machine: a path with a space or a colon" in line
 
 
 def test_a_rank_keeps_what_its_user_preloads_and_not_what_the_launch_does(monkeypatch, tmp_path):
@@ -210,22 +208,18 @@ def test_a_launch_on_one_machine_listens_on_loopback_only_and_when_killed_takes_
 
 
 @pytest.mark.launch
-def test_ranks_end_with_the_mpirun_that_started_them():
-    with started() as (_, below):
-        (mpirun,) = [each for each in below if each.name() == "prterun"]
-        mpirun.kill()
-        _, left = psutil.wait_procs(below, timeout=BOUND_SECONDS)
-        assert left == []
-
-
-@pytest.mark.launch
 @pytest.mark.parametrize(
     ("number", "status", "said"),
-    [(signal.SIGINT, 130, "cloudtrain: interrupted\n"), (signal.SIGTERM, 128 + signal.SIGTERM, "")],
+    [
+        (signal.SIGINT, 130, "cloudtrain: interrupted\n"),
+        (signal.SIGTERM, 128 + signal.SIGTERM, ""),
+        (None, 128 + signal.SIGKILL, ""),  # mpirun is killed
+    ],
 )
-def test_a_launch_that_is_ended_says_no_more_than_that_and_takes_its_ranks_with_it(number, status, said):
+def test_ranks_end_with_their_launch_or_mpirun_and_no_more_is_said_than_that(number, status, said):
     with started() as (process, below):
-        process.send_signal(number)
+        (mpirun,) = [each for each in below if each.name() == "prterun"]
+        mpirun.kill() if number is None else process.send_signal(number)
         out, errors = process.communicate(timeout=BOUND_SECONDS)
         assert (process.returncode, out, errors) == (status, "", said)
         _, left = psutil.wait_procs(below, timeout=BOUND_SECONDS)

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from training.process import progress
 from training.process.job import log_error
-from training.process.launch import Output, Termination
+from training.process.output import Output
 
 
 @pytest.fixture
@@ -21,19 +21,14 @@ def clock(monkeypatch):
     return Clock
 
 
-def test_plain_lines_come_every_few_seconds(capsys, clock):
+def test_plain_lines_come_every_few_seconds_and_permanent_ones_always(capsys, clock):
     lines = progress.Progress(silent=False)
     for second in range(11):
         clock.now = 100.0 + second
         lines.update(f"at {second}")
-    assert capsys.readouterr().out.splitlines() == ["at 5", "at 10"]
-
-
-def test_lines_that_stay_are_never_held_back(capsys, clock):
-    lines = progress.Progress(silent=False)
     lines.say("one [red]")
     lines.say("two")
-    assert capsys.readouterr().out.splitlines() == ["one [red]", "two"]
+    assert capsys.readouterr().out.splitlines() == ["at 5", "at 10", "one [red]", "two"]
 
 
 def test_other_ranks_are_silent(capsys, clock):
@@ -45,24 +40,18 @@ def test_other_ranks_are_silent(capsys, clock):
     assert capsys.readouterr().out == ""
 
 
-def test_for_a_launcher_with_a_terminal_replaceable_lines_are_marked_and_frequent(capsys, clock, monkeypatch):
-    monkeypatch.setenv(progress.LIVE_VARIABLE, "1")
-    lines = progress.Progress(silent=False)
-    clock.now += 1
-    lines.update("now")
-    lines.say("stays")
-    assert capsys.readouterr().out == f"{progress.LIVE_MARK}now\nstays\n"
-
-
-def test_the_live_line_is_taken_away_at_the_end(capsys, clock, monkeypatch):
+def test_for_a_launcher_with_a_terminal_live_lines_are_marked_and_removed_at_the_end(
+    capsys, clock, monkeypatch
+):
     monkeypatch.setenv(progress.LIVE_VARIABLE, "1")
     with progress.Progress(silent=False) as lines:
         clock.now += 1
         lines.update("now")
-    assert capsys.readouterr().out == f"{progress.LIVE_MARK}now\n{progress.LIVE_MARK}\n"
+        lines.say("stays")
+    assert capsys.readouterr().out == f"{progress.LIVE_MARK}now\nstays\n{progress.LIVE_MARK}\n"
     with progress.Progress(silent=False):
         pass
-    assert capsys.readouterr().out == ""  # there was none
+    assert capsys.readouterr().out == ""  # there was no live line
 
 
 def test_a_terminal_shows_no_live_line_below_the_lines_that_come_after_it(monkeypatch):
@@ -108,32 +97,40 @@ def test_lines_are_printed_whatever_the_encoding_of_the_output_is(monkeypatch):
 
 
 def test_the_launcher_takes_the_tags_of_ranks_away(capsys):
-    Output(Termination(0)).forward_output(
-        ["[1,0]<stdout>: epoch 1\n", "[1,0]<stdout>:   phase 1\n", "no tag\n"]
-    )
+    Output().forward_output(["[1,0]<stdout>: epoch 1\n", "[1,0]<stdout>:   phase 1\n", "no tag\n"])
     assert capsys.readouterr().out.splitlines() == ["epoch 1", "  phase 1", "no tag"]
 
 
-def test_the_launcher_drops_noise_and_the_account_of_what_a_rank_said_itself(capsys):
-    rule = "-" * 74 + "\n"
-    account = "prterun detected that one or more processes exited with non-zero status,\n"
-    signal = "prterun noticed that process rank 1 exited on signal 9\n"
-    lined = "[1,0]<stderr>: " + rule
-    unreachable = "[vm:01614] PMIX ERROR: PMIX_ERR_UNREACH in file pmix_server.c at line 3146\n"
-    Output(Termination(0)).forward_errors(
-        [lined, "[1,0]<stderr>: step 3 exited with non-zero status\n", lined]
-    )
-    # a rank's own words
-    assert capsys.readouterr().err == f"{rule}step 3 exited with non-zero status\n{rule}"
-    Output(Termination(0)).forward_errors(
-        [lined, "[1,2]<stderr>: MPI_ABORT was invoked on rank 2\n", lined, "[1,2]<stderr>: \0"]
-        + [unreachable]
-    )
-    assert capsys.readouterr().err == ""
-    Output(Termination(0)).forward_errors(["[1,2]<stderr>: \0[1,0]<stderr>: \0[1,0]<stderr>: "])
-    assert capsys.readouterr().err == ""
-    Output(Termination(0)).forward_errors([rule, unreachable, "[1,2]<stderr>: \0", account, rule])
-    assert capsys.readouterr().err == ""
-    failed, noise = "[1,2]<stderr>: rank 2 failed\n", "E0 Unable to register cuDNN factory\n"
-    Output(Termination(0)).forward_errors([failed, rule, account, rule, rule, signal, rule, noise])
-    assert capsys.readouterr().err == f"rank 2 failed\n{rule}{signal}{rule}"
+RULE = "-" * 74 + "\n"
+ACCOUNT = "prterun detected that one or more processes exited with non-zero status,\n"
+SIGNAL = "prterun noticed that process rank 1 exited on signal 9\n"
+UNREACHABLE = "[vm:01614] PMIX ERROR: PMIX_ERR_UNREACH in file pmix_server.c at line 3146\n"
+OF_RANK, END = "[1,2]<stderr>: ", "[1,2]<stderr>: \0"
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        ([OF_RANK + RULE, OF_RANK + "step 3 exited\n", OF_RANK + RULE], f"{RULE}step 3 exited\n{RULE}"),
+        ([OF_RANK + RULE, f"{OF_RANK}MPI_ABORT was invoked on rank 2\n", RULE, END, UNREACHABLE], ""),
+        ([END + "[1,0]<stderr>: \0[1,0]<stderr>: "], ""),
+        ([RULE, UNREACHABLE, END, ACCOUNT, RULE], ""),
+        (
+            [
+                f"{OF_RANK}failed\n",
+                RULE,
+                ACCOUNT,
+                RULE,
+                RULE,
+                SIGNAL,
+                RULE,
+                "E0 Unable to register cuDNN factory\n",
+            ],
+            f"failed\n{RULE}{SIGNAL}{RULE}",
+        ),
+    ],
+    ids=["words of a rank", "abort", "ends", "noise in a banner", "signal"],
+)
+def test_the_launcher_drops_noise_and_the_account_of_what_a_rank_said_itself(capsys, printed, shown):
+    Output().forward_errors(printed)
+    assert capsys.readouterr().err == shown

@@ -11,18 +11,18 @@ import pytest
 from tests.launching import ENVIRONMENT, ROOT
 from training.config.config import load
 from training.process import launch as launching
+from training.process import output
 from training.process.hosts import Ranks
-from training.process.launch import Care, launch
+from training.process.launch import RestartPolicy, launch
 from training.process.progress import FOLDER_MARK
 from training.process.supervisor import (
     LONGEST_DELAY_SECONDS,
+    Decision,
     Ended,
-    GiveUp,
     Progress,
-    Restart,
     Supervisor,
     check_restarts,
-    culprit,
+    failed_rank,
 )
 
 KILLED = "prterun noticed that process rank {} with PID 30818 on node {} exited on\nsignal 9 (Killed).\n"
@@ -70,7 +70,7 @@ def run_folder(path: Path, *, checkpoint: int | None = None, step: int | None = 
     ],
 )
 def test_the_rank_and_host_with_which_a_job_ended_are_found_in_what_it_printed(said, expected):
-    assert str(culprit(said, Ranks(4, "a:2,b:2"))) == expected
+    assert str(failed_rank(said, Ranks(4, "a:2,b:2"))) == expected
 
 
 # ---------------------------------------------------------------------------------- what follows
@@ -86,7 +86,7 @@ def test_restarts_wait_twice_as_long_each_time_until_there_is_a_new_checkpoint(t
     for number in range(10):
         folder = run_folder(tmp_path, step=number, checkpoint=5 if number == 4 else None)
         decision = supervisor.after(failed(1, "vm", folder))
-        assert isinstance(decision, Restart)
+        assert decision.ranks is not None
         delays.append(decision.delay_seconds)
     assert delays == [0, 1, 2, 4, 0, 1, 2, 4, 8, 16]
     assert LONGEST_DELAY_SECONDS == 60
@@ -113,63 +113,33 @@ def test_a_host_that_failed_twice_is_left_out_and_there_are_fewer_ranks():
     assert fourth.ranks == Ranks(4, "a:2,c:2", "eth0")
     assert supervisor.after(failed(3, "c")).ranks == Ranks(2, "a:2", "eth0")
     end = supervisor.after(failed(0, "a"))
-    assert end == GiveUp(
+    assert end == Decision(
         "the job has failed with status 137 (rank 0 on a: signal 9): given up, no host is left that has not "
         "failed 2 times"
     )
 
 
-MPIRUN = ["mpirun", "-np", "4", "-H", "a:2,b:2", "python"]
-
-
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        (KILLED.format(3, "b"), MPIRUN),
-        ("rank 2 of 4 on b failed:\nTraceback\n", MPIRUN),
-        (PEER_LOST.format("a", "b"), MPIRUN),
-        (STALLED, None),
-        (LOST, None),
-        (STALLED + KILLED.format(0, "a"), None),  # what mpirun made of it
-        ("", None),
-    ],
-)
-def test_mpirun_is_started_itself_where_a_rank_has_failed_and_no_host_may_be_lost(said, expected):
-    decision = Supervisor(Ranks(4, "a:2,b:2"), 9).after(Ended(137, said, mpirun=MPIRUN))
-    assert decision.mpirun == expected
-
-
-def test_other_ranks_than_before_are_started_by_horovodrun():
-    supervisor = Supervisor(Ranks(4, "a:2,b:2"), 9)
-    killed = Ended(137, KILLED.format(3, "b"), mpirun=MPIRUN)
-    assert supervisor.after(killed).mpirun == MPIRUN
-    without_b = supervisor.after(killed)
-    assert (without_b.ranks, without_b.mpirun) == (Ranks(2, "a:2"), None)
-
-
 def test_a_host_may_fail_as_often_as_is_asked_for():
     supervisor = Supervisor(Ranks(4, "a:2,b:2"), 9, host_failures=4)
-    decisions = [supervisor.after(failed(2, "b")) for _ in range(4)]
-    assert [each.ranks.count for each in decisions] == [4, 4, 4, 2]
-    assert decisions[-1].line.endswith("with 2 ranks, without b, which has failed 4 times")
+    assert [supervisor.after(failed(2, "b")).ranks.count for _ in range(4)] == [4, 4, 4, 2]
 
 
 def test_a_step_that_fails_three_times_in_a_row_is_given_up(tmp_path):
     supervisor = Supervisor(Ranks(2), 9)
-    assert isinstance(supervisor.after(Ended(1, "", run_folder(tmp_path, step=30, checkpoint=20))), Restart)
-    assert isinstance(supervisor.after(Ended(1, "", run_folder(tmp_path, step=40))), Restart)
-    assert isinstance(supervisor.after(Ended(1, "", run_folder(tmp_path, step=40))), Restart)
+    assert supervisor.after(Ended(1, "", run_folder(tmp_path, step=30, checkpoint=20))).ranks is not None
+    assert supervisor.after(Ended(1, "", run_folder(tmp_path, step=40))).ranks is not None
+    assert supervisor.after(Ended(1, "", run_folder(tmp_path, step=40))).ranks is not None
     end = supervisor.after(Ended(1, "", run_folder(tmp_path, step=40)))
-    assert end == GiveUp(
+    assert end == Decision(
         "the job has failed with status 1 at epoch 3, step 40 of its phase: given up after 3 failures there"
     )
 
 
 def test_no_more_restarts_are_made_than_are_asked_for():
     supervisor = Supervisor(Ranks(2), 2)
-    assert [type(supervisor.after(Ended(1))) for _ in range(3)] == [Restart, Restart, GiveUp]
+    assert [supervisor.after(Ended(1)).ranks for _ in range(3)] == [Ranks(2), Ranks(2), None]
     assert supervisor.after(Ended(1)).line == "the job has failed with status 1: given up after 2 restarts"
-    assert Supervisor(Ranks(2), 0).after(Ended(1)) == GiveUp()
+    assert Supervisor(Ranks(2), 0).after(Ended(1)) == Decision()
 
 
 @pytest.mark.parametrize(
@@ -182,7 +152,7 @@ def test_no_more_restarts_are_made_than_are_asked_for():
     ],
 )
 def test_what_no_restart_mends_is_given_up_at_once(status, line):
-    assert Supervisor(Ranks(2), 9).after(Ended(status)) == GiveUp(line)
+    assert Supervisor(Ranks(2), 9).after(Ended(status)) == Decision(line)
 
 
 def test_a_run_whose_last_process_still_holds_it_is_waited_for():
@@ -190,20 +160,20 @@ def test_a_run_whose_last_process_still_holds_it_is_waited_for():
     alive = Ended(
         2, "cloudtrain: resume: expected a run that has stopped, got runs/x, which is being trained\n"
     )
-    assert isinstance(supervisor.after(alive), GiveUp)  # by the user's own resume
+    assert supervisor.after(alive).ranks is None  # by the user's own resume
     supervisor.after(Ended(137))
-    assert isinstance(supervisor.after(alive), Restart)
+    assert supervisor.after(alive).ranks is not None
 
 
 def test_a_preempted_job_is_started_again_at_once_and_that_does_not_count(tmp_path):
     supervisor = Supervisor(Ranks(2), 1)
     line = "the job was pre-empted at its beginning: starting it again"
     for number in range(5):
-        decision = supervisor.after(Ended(75, "", run_folder(tmp_path, checkpoint=number), MPIRUN))
-        assert decision == Restart(Ranks(2), 0, line, MPIRUN)
+        decision = supervisor.after(Ended(75, "", run_folder(tmp_path, checkpoint=number)))
+        assert decision == Decision(line, Ranks(2))
     still = Ended(75, "", tmp_path)  # without another step
     assert supervisor.after(still).line.endswith("restart 1 of 1 now")
-    assert isinstance(supervisor.after(still), GiveUp)
+    assert supervisor.after(still).ranks is None
 
 
 def test_progress_is_read_from_the_end_of_a_long_file_with_half_a_line(tmp_path):
@@ -249,14 +219,14 @@ count = len(starts.read_text().splitlines())
 
 @pytest.fixture
 def job(monkeypatch, tmp_path):
-    """Return a function that launches a program of its own, without horovodrun; and its starts."""
-    monkeypatch.setattr(launching, "command_line", lambda ranks, command: list(command))
+    """Return a function that launches a program of its own, without mpirun; and its starts."""
+    monkeypatch.setattr(launching, "command_line", lambda ranks, command, environment: list(command))
     monkeypatch.setattr(launching.time, "sleep", lambda seconds: None)
     before = signal.getsignal(signal.SIGTERM)
 
-    def start(body: str, *words: str, **care: object) -> tuple[int, list[str]]:
+    def start(body: str, *words: str, **policy: object) -> tuple[int, list[str]]:
         command = [sys.executable, "-c", JOB.format(body=body), str(tmp_path / "job"), *words]
-        status = launch(Ranks(2), command, lambda: None, Care(**care))
+        status = launch(Ranks(2), command, lambda: None, RestartPolicy(**policy))
         return status, (tmp_path / "job" / "starts").read_text().splitlines()
 
     yield start
@@ -266,7 +236,7 @@ def job(monkeypatch, tmp_path):
 def test_a_run_goes_on_in_its_folder_once_it_has_one(job, capfd, tmp_path):
     mark = f"print({FOLDER_MARK!r} + json.dumps(str(folder / 'my run')), flush=True)"
     body = f"import json\nif count == 2: {mark}\nprint('start', count)\nsys.exit(0 if count == 4 else 7)"
-    status, starts = job(body, "resume=auto", restarts=5, goes_on=True)
+    status, starts = job(body, "resume=auto", restarts=5, resumes=True)
     resume = f'resume="{tmp_path}/job/my run"'
     assert starts == ["resume=auto 1"] * 2 + [f"resume=auto {resume} 1"] * 2
     said = capfd.readouterr()
@@ -275,29 +245,6 @@ def test_a_run_goes_on_in_its_folder_once_it_has_one(job, capfd, tmp_path):
     assert said.err.splitlines() == [
         f"cloudtrain: the job has failed with status 7: restart {number} of 5 {when}"
         for number, when in ((1, "now"), (2, "in 1 s"), (3, "in 2 s"))
-    ]
-
-
-def test_mpirun_itself_goes_on_after_a_kill_and_horovodrun_after_a_host_may_be_lost(
-    job, monkeypatch, tmp_path
-):
-    mark = f"print({FOLDER_MARK!r} + json.dumps(str(folder)), flush=True)"
-    said = f"sys.stderr.write({{1: {KILLED.format(1, 'a')!r}, 2: {STALLED!r}}}.get(count, ''))"
-    body = f"import json\n{mark}\n{said}\nsys.exit(count < 3)"
-    mpirun = [sys.executable, "-c", JOB.format(body=body), str(tmp_path / "job"), "mpirun"]
-    monkeypatch.setattr(launching, "mpirun_of", lambda words: mpirun)
-    status, (first, second, third) = job(body, "resume=auto", restarts=5, goes_on=True)
-    resume = f'resume="{tmp_path}/job"'
-    assert (status, first, third) == (0, "resume=auto 1", f"resume=auto {resume} 1")
-    assert second.startswith("mpirun [")
-    program = json.loads(second.removeprefix("mpirun ").removesuffix(" 1"))
-    assert program == [
-        sys.executable,
-        "-c",
-        JOB.format(body=body),
-        str(tmp_path / "job"),
-        "resume=auto",
-        resume,
     ]
 
 
@@ -327,7 +274,7 @@ def test_a_job_that_has_lost_a_host_has_failed_although_mpirun_says_nothing_of_i
 
 def test_a_job_that_mpirun_cannot_end_is_ended_with_what_keeps_its_output_open(job, monkeypatch, capfd):
     """Like mpirun that waits for its daemon on a lost host, and the ssh to that, which ignore SIGTERM."""
-    monkeypatch.setattr(launching, "ENDS_WITHIN_SECONDS", 0.2)
+    monkeypatch.setattr(output, "ENDS_WITHIN_SECONDS", 0.2)
     body = (
         "import subprocess\n"
         f"subprocess.Popen([sys.executable, '-c', {HANGS!r}], preexec_fn=os.setpgrp)\n"
@@ -343,15 +290,15 @@ ASKED = """
 import signal, sys
 from training.process import launch as launching
 from training.process.hosts import Ranks
-launching.command_line = lambda ranks, command: list(command)
+launching.command_line = lambda ranks, command, environment: list(command)
 program = '''
 import os, signal, sys, time
 {handler}
 print("ready", flush=True)
 for _ in range(12_000): time.sleep(0.05)
 '''
-care = launching.Care(restarts=3, grace_seconds={grace})
-sys.exit(launching.launch(Ranks(2), [sys.executable, "-c", program], lambda: None, care))
+policy = launching.RestartPolicy(restarts=3, grace_seconds={grace})
+sys.exit(launching.launch(Ranks(2), [sys.executable, "-c", program], lambda: None, policy))
 """
 
 

@@ -34,13 +34,19 @@ def bench_selection(
 
 @benches.command("reducers")
 def bench_reducers(
-    ranks: Annotated[int | None, Option("-np", "--ranks", help="simulated ranks [8]")] = None,
-    ranks_per_node: Annotated[int | None, Option(help="ranks of a node [4; real: by host name]")] = None,
-    size: Annotated[int | None, Option(help="entries [1000000]")] = None,
+    ranks: Annotated[int | None, Option("-np", "--ranks", help="simulated ranks; 8 by default")] = None,
+    ranks_per_node: Annotated[
+        int | None, Option(help="ranks of a node; by default 4, real ranks by host name")
+    ] = None,
+    size: Annotated[int | None, Option(help="entries of the gradient; 1000000 by default")] = None,
     density: Annotated[float, Option(help="share that sparse reducers select")] = 0.01,
-    reducers: Annotated[list[str] | None, Option("--reducer", help="may be repeated [all]")] = None,
-    wires: Annotated[list[str] | None, Option("--wire", help="codec; may be repeated [fp32]")] = None,
-    steps: Annotated[int | None, Option(help="steps to time, after two to warm up [5]")] = None,
+    reducers: Annotated[
+        list[str] | None, Option("--reducer", help="reducer to measure, may be repeated; all by default")
+    ] = None,
+    wires: Annotated[
+        list[str] | None, Option("--wire", help="codec, may be repeated; fp32 by default")
+    ] = None,
+    steps: Annotated[int | None, Option(help="steps to time after two warm-up steps; 5 by default")] = None,
     inter_gbit: Annotated[float, Option(help="Gbit/s of a node's card")] = 25,
     inter_microseconds: Annotated[float, Option(help="latency between nodes")] = 30,
     intra_gbit: Annotated[float, Option(help="Gbit/s between two ranks of a node")] = 1200,
@@ -80,7 +86,8 @@ def bench_train(
         list[str] | None, Argument(metavar="KEY=VALUE", help="override the file, as of cloudtrain train")
     ] = None,
     reducers: Annotated[
-        list[str] | None, Option("--reducer", help="may be repeated [dense, hitopk, oktopk]")
+        list[str] | None,
+        Option("--reducer", help="reducer to time, may be repeated; dense, hitopk, oktopk by default"),
     ] = None,
     as_json: AsJson = False,
     quick: Quick = False,

@@ -12,12 +12,12 @@ from datacache.errors import Untrusted
 from datacache.levels import CacheDirs
 from datacache.management import CacheFolder
 from training.commands.printing import Table
-from training.commands.train import load_together
 from training.config.config import load
 from training.config.records import Cache
 from training.config.schema import ConfigurationError
 from training.process.job import all_or_exit, as_rank, usage_error
 from training.run.data import PhaseData, cache_dirs_of, load_data
+from training.run.parts import load_together
 
 AUTO = Cache(disk="auto", memory="auto")
 
@@ -41,7 +41,7 @@ def repair(path: str, overrides: Sequence[str]) -> None:
 def _phases(path: str, overrides: Sequence[str]) -> Iterator[tuple[int, PhaseData, Topology]]:
     """Yield the number and the data of each phase, on every rank of this job."""
     with as_rank() as comm:
-        config = load_together(comm, path, overrides)
+        config = all_or_exit(comm, lambda: load_together(comm, path, overrides))
         if all_or_exit(comm, lambda: cache_dirs_of(config.cache)) == CacheDirs():
             usage_error(f"{path}: cache: expected a folder for disk or memory, got none")
         topology = all_or_exit(comm, lambda: Topology(comm, ranks_per_node=config.ranks_per_node))

@@ -1,8 +1,11 @@
-"""The texts of ``--help``: arguments without Python's types, and whole sentences of commands."""
+"""Commands of ``cloudtrain``: the texts of ``--help``, and the program after ``--``."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+
+PROGRAM = "cloudtrain.program"
 
 # The default metavar of an option, by its Python type.
 VALUES = {"int": "NUMBER", "float": "NUMBER", "str": "TEXT"}
@@ -29,3 +32,23 @@ def _show_plainly(parameter: Any) -> None:
     elif parameter.metavar is None and not parameter.is_flag:
         kind = parameter.bare_type().removeprefix("list[").removesuffix("]")
         parameter.metavar = VALUES.get(kind)
+
+
+class ProgramCommand(TyperCommand):
+    """A command whose arguments after ``--`` are a program, stored in ``context.meta[PROGRAM]``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Split off the program, and parse the rest."""
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[PROGRAM] = args[at + 1 :]
+            args = args[:at]
+        return super().parse_args(ctx, args)
+
+
+def check_program(program: Sequence[str], others: Sequence[str]) -> None:
+    """Raise ``ValueError`` if no program follows ``--``, or if configuration arguments precede it."""
+    if not program:
+        raise ValueError("--: expected a program behind it, such as: -- python my.py")
+    if others:
+        raise ValueError(f"--: expected nothing of a configuration beside a program, got {' '.join(others)}")

@@ -9,8 +9,7 @@ from typer import Argument, Option
 
 from commlib.version import __version__
 from training.commands.bench import benches
-from training.commands.help import Group
-from training.process.program import PROGRAM, ProgramCommand, check_program
+from training.commands.help import PROGRAM, Group, ProgramCommand, check_program
 
 app = typer.Typer(
     cls=Group,
@@ -39,21 +38,24 @@ Restarts = Annotated[
     int, Option("--restarts", min=0, help="how often to restart a failed job, from its newest checkpoint")
 ]
 HostFailures = Annotated[
-    int, Option("--host-failures", min=1, help="leave out a host with which the job failed so many times")
+    int, Option("--host-failures", min=1, help="leave out a host after so many failures of the job there")
 ]
 Grace = Annotated[float, Option("--grace", min=0, help="seconds that ranks have to end after SIGTERM")]
 Interface = Annotated[
-    str | None, Option(help="of the network that connects the hosts, such as eth0 [detected]")
+    str | None, Option(help="network interface that connects the hosts, such as eth0; detected by default")
 ]
 DryRun = Annotated[
     bool,
-    Option("--dry-run", help="build everything, and take one step of each phase on generated data"),
+    Option("--dry-run", help="build everything and take one step of each phase on generated data"),
 ]
 MetricsPort = Annotated[
     int | None,
     Option("--metrics-port", metavar="PORT", help="serve metrics to Prometheus on 127.0.0.1 of rank 0"),
 ]
-CachedConfig = Annotated[str | None, Argument(metavar="CONFIG", help="whose cache folders [those of auto]")]
+CachedConfig = Annotated[
+    str | None,
+    Argument(metavar="CONFIG", help="the configuration with the cache folders; without it, those of auto"),
+]
 
 RunPath = Annotated[Path, Argument(metavar="RUN", help="the folder of a run: runs/digits-…")]
 
@@ -112,23 +114,20 @@ def launch(
     host_failures: HostFailures = 2,
     grace: Grace = 30,
 ) -> None:
-    """Start `cloudtrain train`, or any program behind `--`, on many ranks through horovodrun."""
-    from training.commands.linear import check as check_linear
-    from training.config.config import load_with_warnings
-    from training.config.reading import read_given
+    """Start `cloudtrain train`, or any program behind `--`, on many ranks with mpirun."""
+    from training.commands.train import load_any
     from training.process.hosts import Ranks
-    from training.process.launch import Care, cloudtrain
+    from training.process.launch import RestartPolicy, cloudtrain
     from training.process.launch import launch as run
     from training.process.supervisor import check_restarts
-    from training.run.dry_run import generated
 
-    arguments, change = _with_port(overrides, metrics_port), generated if dry_run else dict
+    arguments = _with_port(overrides, metrics_port)
     there, flags = Ranks(ranks, hosts, network_interface), ["--dry-run"] if dry_run else []
     program = context.meta.get(PROGRAM)
-    care = Care(restarts, grace, goes_on=program is None, host_failures=host_failures)
+    policy = RestartPolicy(restarts, grace, resumes=program is None, host_failures=host_failures)
     if program is not None:
         others = [*([config] if config else []), *arguments, *flags]
-        raise typer.Exit(run(there, program, check=lambda: check_program(program, others), care=care))
+        raise typer.Exit(run(there, program, check=lambda: check_program(program, others), policy=policy))
     if config is None:
         raise typer.BadParameter(
             "expected a configuration, or a program: -- python my.py", param_hint="CONFIG"
@@ -136,32 +135,34 @@ def launch(
     command = cloudtrain("train", config, *arguments, *flags)
 
     def check() -> None:
-        given = read_given(config, arguments)
-        if given.is_linear:
-            check_linear(given, restarts)
-            return
-        check_restarts(restarts, load_with_warnings(given, change=change).config, is_dry=dry_run)
+        _, loaded = load_any(config, arguments, dry_run=dry_run)
+        check_restarts(restarts, loaded.config, is_dry=dry_run)
 
-    raise typer.Exit(run(there, command, check=check, care=care))
+    raise typer.Exit(run(there, command, check=check, policy=policy))
 
 
 @app.command()
 def tune(
     config: Annotated[
-        str | None, Argument(metavar="CONFIG", help="for whose phases to pick [some examples]")
+        str | None,
+        Argument(
+            metavar="CONFIG", help="the configuration whose phases get picks; without it, common sizes do"
+        ),
     ] = None,
     overrides: Overrides = None,
-    ranks: Annotated[int | None, Option("-np", min=1, help="start so many ranks through horovodrun")] = None,
+    ranks: Annotated[int | None, Option("-np", min=1, help="start a job of so many ranks")] = None,
     hosts: Hosts = None,
     network_interface: Interface = None,
     ranks_per_node: Annotated[
-        str | None, Option(help="emulate nodes of so many ranks each, or 3,1 [by host name]")
+        str | None,
+        Option(help="emulate nodes of so many ranks each, or 3,1; by default nodes are host names"),
     ] = None,
     profile: Annotated[
-        str | None, Option(metavar="PATH", help="file to write [~/.cache/cloudtrain/profile-….json]")
+        str | None,
+        Option(metavar="PATH", help="file to write; by default ~/.cache/cloudtrain/profile-….json"),
     ] = None,
     transport: Annotated[
-        str | None, Option(help="nccl, nccl+mpi or mpi, as in a configuration [auto]")
+        str | None, Option(help="nccl, nccl+mpi, mpi or auto, the default, as in a configuration")
     ] = None,
 ) -> None:
     """Measure links and kernels of a job's ranks, for `reducer: auto`.
@@ -205,7 +206,7 @@ def report(
         Path | None,
         Option(
             metavar="FILE",
-            help="page to write [report.html, in the folder of the run; of several runs, here]",
+            help="page to write; by default report.html in the run's folder, or here for several runs",
         ),
     ] = None,
 ) -> None:
@@ -220,13 +221,15 @@ def plan(
     config: ConfigPath,
     overrides: Overrides = None,
     ranks: Annotated[
-        int | None, Option("-np", min=1, max=4096, help="number of ranks [all of the cluster or profile]")
+        int | None,
+        Option("-np", min=1, max=4096, help="number of ranks; by default all of the cluster or profile"),
     ] = None,
     cluster: Annotated[
         str | None, Option(metavar="FILE", help="a YAML file, or the name of one that ships: tencent_v100")
     ] = None,
     simulate: Annotated[
-        int | None, Option(metavar="RANKS", min=2, max=1024, help="run the reducers on simulated ranks, too")
+        int | None,
+        Option(metavar="RANKS", min=2, max=1024, help="also run the reducers on so many simulated ranks"),
     ] = None,
     as_json: Annotated[bool, Option("--json", help="print one JSON object")] = False,
 ) -> None:
@@ -256,7 +259,7 @@ def verify_receipt(run: RunPath) -> None:
 def replay_receipt(
     run: RunPath,
     steps: Annotated[str, Option(metavar="A:B", help="compare the weights after steps A to B: 100:300")],
-    ranks: Annotated[int | None, Option("-np", min=1, help="start so many ranks through horovodrun")] = None,
+    ranks: Annotated[int | None, Option("-np", min=1, help="start a job of so many ranks")] = None,
     hosts: Hosts = None,
     network_interface: Interface = None,
 ) -> None:

@@ -90,4 +90,5 @@ def _replay(comm: Communicator, again: Any, recorded: Recorded) -> bool:
         if is_first:
             log_error(str(error))
         return False
-    return again.ends_well()
+    agrees: bool = again.ends_well()
+    return agrees

@@ -1,9 +1,9 @@
-"""``cloudtrain train``: check the user's input, then train."""
+"""``cloudtrain train``: check the user's input, then run the configuration as its kind is run."""
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
+from importlib import import_module
 from typing import Any
 
 from commlib import Communicator, Topology
@@ -12,7 +12,7 @@ from training.callbacks.calling import CallbackFailed
 from training.callbacks.digests import WeightsDiffer
 from training.callbacks.stopping import TrainingDiverged
 from training.checkpoint.folders import CheckpointFailed
-from training.config.config import Config, load_with_warnings
+from training.config.config import Config, Loaded, load_with_warnings
 from training.config.reading import Given, read_given
 from training.process.compile_kernels import announce_compiling
 from training.process.devices import see_own_gpu
@@ -34,64 +34,56 @@ from training.results import Summary
 from training.run.data import Data
 from training.run.dry_run import checked, generated, tiny
 from training.run.lines import closing_lines
-from training.run.parts import import_parts
+from training.run.parts import import_together
 from training.run_folder import WeightsNotSaved
+
+# The kinds of configurations, by task: a module whose ``load`` checks the keys, and whose ``run`` runs them.
+KINDS = {"linear": "training.linear.run"}
+NETWORK = __name__
 
 
 def train(path: str, overrides: Sequence[str], *, dry_run: bool = False) -> None:
-    """Run a configuration on all ranks of this job; rank 0 prints."""
+    """Run a configuration on all ranks of this job; rank 0 reads it, and prints."""
     with as_rank() as comm:
-        given = all_or_exit(comm, lambda: on_rank0(comm, lambda: read_given(path, overrides)))
-        if given.is_linear:
-            from training.commands.linear import train as train_linear
-
-            train_linear(comm, given, dry_run=dry_run)
-            return
+        if comm.rank == 0:
+            announce_compiling()
+        kind, loaded = all_or_exit(
+            comm, lambda: on_rank0(comm, lambda: load_any(path, overrides, dry_run=dry_run))
+        )
         try:
-            with tempfile.TemporaryDirectory(prefix="cloudtrain-") if dry_run else nullcontext() as work:
-                _train(comm, given, work)
+            import_module(kind).run(comm, loaded, path if dry_run else None)
         except CallbackFailed as error:
             fail_alone(comm, str(error))
 
 
-def _train(comm: Communicator, given: Given, work: str | None) -> None:
-    """Run a configuration; with ``work``, a temporary folder, only a dry run."""
-    if comm.rank == 0:
-        announce_compiling()
-    whole = config = load_together(comm, given, change=dict if work is None else generated)
-    if work is not None:
-        config = all_or_exit(comm, lambda: tiny(whole, comm.size, work))
-    is_dry = work is not None
-    ranks = verified(comm) if config.verify else comm
-    topology = all_or_exit(comm, lambda: Topology(ranks, ranks_per_node=config.ranks_per_node))
-    with make_trainer(config, topology) as trainer:
-        if is_dry:
-            trainer.callbacks.leave_out_given()
-        summary = _run(trainer, is_dry=is_dry)
+def load_any(path: str, overrides: Sequence[str], *, dry_run: bool) -> tuple[str, Loaded]:
+    """Return the kind of a configuration, and the configuration; raise ``ValueError`` of one line."""
+    given = read_given(path, overrides)
+    kind = KINDS.get(str(given.keys.get("task")), NETWORK)
+    return kind, import_module(kind).load(given, dry_run=dry_run)
+
+
+def load(given: Given, *, dry_run: bool) -> Loaded:
+    """Return the checked configuration of a network from its keys; of generated data for a dry run."""
+    return load_with_warnings(given, change=generated if dry_run else dict)
+
+
+def run(comm: Communicator, loaded: Loaded, dry_path: str | None) -> None:
+    """Train a network; with ``dry_path``, that of the file, take one step of each phase."""
+    whole = all_or_exit(comm, lambda: import_together(comm, loaded))
+    is_dry = dry_path is not None
+    with tempfile.TemporaryDirectory(prefix="cloudtrain-") if is_dry else nullcontext("") as work:
+        config = all_or_exit(comm, lambda: tiny(whole, comm.size, work)) if is_dry else whole
+        ranks = verified(comm) if config.verify else comm
+        topology = all_or_exit(comm, lambda: Topology(ranks, ranks_per_node=config.ranks_per_node))
+        with make_trainer(config, topology) as trainer:
+            if is_dry:
+                trainer.callbacks.leave_out_given()
+            summary = _run(trainer, is_dry=is_dry)
     if trainer.folder is not None:
         end = closing_lines(summary, trainer.task, trainer.ranks, str(trainer.folder.path))
-        for line in checked(str(given.path), whole) if is_dry else end:
+        for line in end if dry_path is None else checked(dry_path, whole):
             print_line(line)
-
-
-def load_together(
-    comm: Communicator,
-    path: str | Path | Given,
-    overrides: Sequence[str] = (),
-    change: Callable[[dict[str, Any]], dict[str, Any]] = dict,
-) -> Config:
-    """Return rank 0's configuration, on all ranks: copies of the file on other hosts may differ.
-
-    The parts that it names by import paths are imported.
-
-    ``change``: see :func:`training.config.config.load_with_warnings`.
-    """
-    loaded = all_or_exit(comm, lambda: on_rank0(comm, lambda: load_with_warnings(path, overrides, change)))
-    if comm.rank == 0:
-        for line in loaded.warnings:
-            log_error(f"warning: {line}")
-    config: Config = loaded.config
-    return all_or_exit(comm, lambda: import_parts(config))
 
 
 def make_trainer(config: Config, topology: Topology, data: Data | None = None) -> Any:

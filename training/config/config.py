@@ -276,20 +276,19 @@ def _with_reducer(phase: Phase, config: Mapping[str, Any]) -> Phase:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A configuration with every phase's reducer written out, and a line for each setting without effect."""
+    """A checked configuration, and a line for each setting without effect.
 
-    config: Config
+    ``config``: a ``Config`` with every phase's reducer written out, or a record of another kind of run.
+    """
+
+    config: Any
     warnings: list[str]
-
-
-def is_linear(path: str | Path, overrides: Sequence[str]) -> bool:
-    """Return whether a configuration is one of :mod:`training.linear.config`."""
-    return read_given(path, overrides).is_linear
 
 
 def load(path: str | Path | Given, overrides: Sequence[str] = ()) -> Config:
     """Return what ``load_with_warnings`` does, without the warnings."""
-    return load_with_warnings(path, overrides).config
+    config: Config = load_with_warnings(path, overrides).config
+    return config
 
 
 def load_with_warnings(

@@ -1,21 +1,26 @@
-"""The GPUs of a run: one for each rank, and gradients that stay there where NCCL can reach all of them.
+"""The cores and GPUs of a rank, and gradients that stay on the GPUs where NCCL can reach all of them.
 
-TensorFlow is imported only where there is a GPU.
+TensorFlow is imported by functions that need it: with ``auto`` only where there is a GPU.
 """
 
 import os
+from contextlib import suppress
 from glob import glob
+from importlib.util import find_spec
 
 import numpy as np
 
 from commlib import Communicator, InvalidArgument, Topology
 from commlib.transport import nccl
 from commlib.transport.verified import VerifiedCommunicator, verified
+from training.config.config import Config
 from training.config.schema import ConfigurationError
 from training.process.job import LocalRank
 from training.process.tf_logging import import_tensorflow
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+# pip alone cannot: it would build it without the TensorFlow and MPI that it is compiled against
+INSTALL_HOROVOD = "run ./scripts/install.sh of a clone, or see scripts/build_horovod.sh there"
 BETWEEN = {"auto": "nccl", "nccl": "nccl", "nccl+mpi": "mpi"}
 
 
@@ -90,3 +95,41 @@ def _are_numbered_alike() -> bool:
     except InvalidArgument:
         return False
     return True
+
+
+def prepare_tensorflow(config: Config, comm: Communicator, local_rank: LocalRank) -> None:
+    """Share cores and GPUs between the ranks of this machine, seed, and look for Horovod."""
+    import keras
+    import tensorflow as tf
+
+    see_own_gpu(local_rank)
+    _share_cores(local_rank, overlap=config.overlap and comm.size > 1)
+    if gpus := tf.config.list_physical_devices("GPU"):
+        own = gpus[local_rank.number % len(gpus)]
+        tf.config.set_visible_devices(own, "GPU")
+        tf.config.experimental.set_memory_growth(own, True)
+    if config.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    # Random numbers differ between ranks; weights are broadcast.
+    keras.utils.set_random_seed(config.seed + comm.rank)
+    if comm.size > 1 and find_spec("horovod") is None:
+        raise ConfigurationError(f"expected Horovod for {comm.size} ranks, found none: {INSTALL_HOROVOD}")
+
+
+def _share_cores(local_rank: LocalRank, *, overlap: bool) -> None:
+    """Give TensorFlow this rank's share of the cores, unless its number of threads is set.
+
+    With a single thread for operations, TensorFlow runs those that submit gradients last of all: ``overlap``
+    needs another one, which is idle but for them.
+    """
+    import tensorflow as tf
+
+    threading, threads = tf.config.threading, local_rank.threads
+    for variable, set_threads, number in (
+        ("TF_NUM_INTRAOP_THREADS", threading.set_intra_op_parallelism_threads, threads),
+        ("TF_NUM_INTEROP_THREADS", threading.set_inter_op_parallelism_threads, max(threads, 1 + overlap)),
+    ):
+        # Raised if TensorFlow is already initialised in this process, with its threads.
+        with suppress(RuntimeError):
+            if variable not in os.environ:
+                set_threads(number)

@@ -1,4 +1,4 @@
-"""Terminate a job whose launcher has ended, in any way: a separate process, which outlives it.
+"""Terminate a job whose launcher has ended in any way; a separate process, which outlives the launcher.
 
 usage: python -I guard.py GROUP      (the job's process group; standard input: a pipe that the launcher holds)
 """

@@ -71,7 +71,7 @@ def _interrupts() -> Iterator[list[int]]:
 
 
 class Preempted(SystemExit):
-    """SIGTERM has stopped the run after ``step``, of which there is a checkpoint: status 75 unless caught."""
+    """SIGTERM has stopped the run after ``step``, which has a checkpoint; exit status 75 unless caught."""
 
     def __init__(self, step: int) -> None:
         super().__init__(PREEMPTED)
@@ -158,7 +158,7 @@ def exit_all(comm: Communicator, status: int) -> NoReturn:
 
 
 def fail_alone(comm: Communicator, line: str) -> NoReturn:
-    """End the job with one line, for an error of this rank; the others may be anywhere."""
+    """End the job with one line for an error of this rank, wherever the other ranks are."""
     where = f" (rank {comm.rank} of {comm.size} on {comm.host})" if comm.size > 1 else ""
     transport.mpi.fail(f"cloudtrain: {escaped(line)}{where}")
     log_error(line)

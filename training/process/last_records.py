@@ -10,7 +10,7 @@ _BLOCK_BYTES = 1 << 16
 
 
 def last_record(metrics: Path, kind: str) -> Mapping[str, Any] | None:
-    """Return it, ``None`` where there is none."""
+    """Return the last record of a kind, ``None`` where there is none."""
     mark = f'"kind": "{kind}"'.encode()
     try:
         for line in _backwards(metrics):

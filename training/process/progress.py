@@ -22,7 +22,7 @@ from datacache.escaping import escaped
 LIVE_VARIABLE = "CLOUDTRAIN_LIVE"
 LIVE_MARK = "\x1fcloudtrain-live\x1f"
 
-# Set by a launcher that wants to know the run's folder, and how rank 0 says it.
+# Set by a launcher that needs the run's folder; the mark with which rank 0 prints the folder.
 FOLDER_VARIABLE = "CLOUDTRAIN_FOLDER"
 FOLDER_MARK = "\x1fcloudtrain-folder\x1f"
 
@@ -40,7 +40,7 @@ def print_line(line: str) -> None:
 
 
 def announce_folder(path: Path) -> None:
-    """Say to the launcher which folder the run has, if it wants to know."""
+    """Print the run's folder for a launcher that has asked for it."""
     if os.environ.get(FOLDER_VARIABLE):
         print(f"{FOLDER_MARK}{json.dumps(str(path.absolute()))}", flush=True)
 
@@ -94,7 +94,7 @@ class Screen:
 
 
 def has_launcher() -> bool:
-    """Return whether a launcher started this process: standard output may be a terminal of its making."""
+    """Return whether a launcher started this process; MPI may then have made its terminal."""
     return "OMPI_COMM_WORLD_SIZE" in os.environ or "PMIX_RANK" in os.environ
 
 

@@ -14,7 +14,7 @@ ON_ONE_MACHINE = "CLOUDTRAIN_ON_ONE_MACHINE"  # set by cloudtrain launch
 COMMAND_NOT_FOUND = 127
 FIRST_SPEAKS_WITHIN_SECONDS = 10.0
 PR_SET_PDEATHSIG = 1
-PRELOAD, PRELOADED = "LD_PRELOAD", "cloudtrain-loopback.so"  # see loopback.py
+PRELOAD, PRELOADED = "LD_PRELOAD", "cloudtrain-loopback.so"  # see launch.py
 ASKS_TO_END = signal.SIGUSR1  # what cloudtrain launch makes of SIGTERM: see launch.py
 BTL = "OMPI_MCA_btl"  # Open MPI's transports
 

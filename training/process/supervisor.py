@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from training.config.config import Config
 from training.config.run_files import CHECKPOINTS, METRICS
 from training.process.hosts import Ranks
 from training.process.job import INTERRUPTED, PREEMPTED, USAGE_ERROR
@@ -24,7 +24,7 @@ HOPELESS = {USAGE_ERROR: "a usage error", INTERRUPTED: "an interrupt"} | dict.fr
     (126, 127), "a program that cannot be started"
 )
 
-# What ranks, mpirun and horovodrun print of a rank or host with which a job has ended.
+# What ranks, mpirun and hosts.py print of a rank or host by which a job has failed.
 RANK_ENDED = re.compile(r"\brank (?P<rank>\d+) of \d+ on (?P<host>\S+) (?P<how>failed|has ended)")
 RANK_KILLED = re.compile(
     r"process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on\s+(?P<how>signal \d+)"
@@ -36,41 +36,32 @@ HOST_UNREACHABLE = re.compile(r"ssh not successful for host (?P<host>[^\s:]+)")
 PEER_LOST = re.compile(
     r"peer process has unexpectedly (?P<how>disconnected)\..*?Peer host:\s+(?P<host>\S+)", re.DOTALL
 )
-HOSTS = (HOST_UNREACHABLE, HOST_LOST, RANKS_MISSING)  # a host may be lost
-CULPRITS = (*HOSTS, RANK_KILLED, RANK_ENDED, PEER_LOST)
+CAUSES = (HOST_UNREACHABLE, HOST_LOST, RANKS_MISSING, RANK_KILLED, RANK_ENDED, PEER_LOST)  # the first wins
 # Another process still has the run's lock, such as a rank on a host that is not reached any more.
 IS_ALIVE = "expected a run that has stopped"
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job has ended: its exit status, the last it has printed, and the folder of its run, if any.
-
-    ``mpirun``: the command with which it had begun that run, but for the program.
-    """
+    """How a job has ended: its exit status, the last it has printed, and the folder of its run, if any."""
 
     status: int
     said: str = ""
     folder: Path | None = None
-    mpirun: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
-class Culprit:
-    """The rank with which a job has ended, if known, its host, and how it ended.
-
-    ``host_may_be_lost``: nothing was heard of it, where else a process of it has ended.
-    """
+class FailedRank:
+    """The rank by which a job has failed and its host, as far as they are known, and how the rank ended."""
 
     rank: int | None
     host: str | None
     how: str
-    host_may_be_lost: bool = False
 
     def __str__(self) -> str:
-        """Return what is known of them.
+        """Return rank, host and reason.
 
-        >>> print(Culprit(1, "node2", "signal 9"))
+        >>> print(FailedRank(1, "node2", "signal 9"))
         rank 1 on node2: signal 9
         """
         who = " on ".join(
@@ -79,9 +70,9 @@ class Culprit:
         return f"{who}: {self.how}"
 
 
-def culprit(said: str, ranks: Ranks) -> Culprit | None:
-    """Return the rank or host with which a job of ``ranks`` has ended, by what it has printed."""
-    for pattern in CULPRITS:
+def failed_rank(said: str, ranks: Ranks) -> FailedRank | None:
+    """Return the rank or host by which a job of ``ranks`` has failed, from what the job has printed."""
+    for pattern in CAUSES:
         found = pattern.search(said)
         if found is None:
             continue
@@ -89,7 +80,7 @@ def culprit(said: str, ranks: Ranks) -> Culprit | None:
         rank = None if parts.get("rank") is None else int(parts["rank"])
         known = None if rank is None else ranks.host_of(rank)  # the name by which it was given
         host, how = known or parts.get("host"), parts.get("how", "not reached")
-        return Culprit(rank, host, how, host_may_be_lost=pattern in HOSTS)
+        return FailedRank(rank, host, how)
     return None
 
 
@@ -133,24 +124,15 @@ def _last_step(metrics: Path) -> tuple[int, int] | None:
 
 
 @dataclass(frozen=True)
-class Restart:
-    """Start the job again on ``ranks`` after so many seconds; ``line``: says so, and why.
+class Decision:
+    """What follows a job: a restart on ``ranks`` after some seconds; without ``ranks`` there is none.
 
-    ``mpirun``: the command that starts these ranks where all hosts are known to be there; else horovodrun
-    looks for them, and makes one.
+    ``line`` says so, and why, unless there is nothing to say.
     """
 
-    ranks: Ranks
-    delay_seconds: float
-    line: str
-    mpirun: Sequence[str] | None = None
-
-
-@dataclass(frozen=True)
-class GiveUp:
-    """Leave it at that; ``line``: says why, unless there is nothing to say."""
-
     line: str | None = None
+    ranks: Ranks | None = None
+    delay_seconds: float = 0
 
 
 class Supervisor:
@@ -170,21 +152,21 @@ class Supervisor:
         self._at: Progress | None = None  # when it last ended
         self._failures_here = self._failures_in_a_row = 0
 
-    def after(self, ended: Ended) -> Restart | GiveUp:
+    def after(self, ended: Ended) -> Decision:
         """Return what to do after a job that has ended."""
         if ended.status == 0 or self._restarts == 0:
-            return GiveUp()
+            return Decision()
         is_alive = self._made > 0 and ended.status == USAGE_ERROR and IS_ALIVE in ended.said
         if ended.status in HOPELESS and not is_alive:
-            return GiveUp(f"not started again after {HOPELESS[ended.status]} (status {ended.status})")
+            return Decision(f"not started again after {HOPELESS[ended.status]} (status {ended.status})")
         before, self._at = self._at, Progress.of(ended.folder)
         if ended.status == PREEMPTED and self._at is not None and self._at != before:
             line = f"the job was pre-empted at {self._at}: starting it again"
-            return Restart(self.ranks, 0, line, ended.mpirun)
+            return Decision(line, self.ranks)
         return self._after_failure(ended, before)
 
-    def _after_failure(self, ended: Ended, before: Progress | None) -> Restart | GiveUp:
-        at, found = self._at, culprit(ended.said, self.ranks)
+    def _after_failure(self, ended: Ended, before: Progress | None) -> Decision:
+        at, found = self._at, failed_rank(ended.said, self.ranks)
         is_same = at is not None and at == before
         has_checkpoint = at is not None and (before is None or at.checkpoint != before.checkpoint)
         self._failures_here = self._failures_here + 1 if is_same else 1
@@ -192,29 +174,28 @@ class Supervisor:
         why = f"the job has failed with status {ended.status}{'' if found is None else f' ({found})'}"
         where = "" if at is None else f" at {at}"
         if self._failures_here == FAILURES_OF_A_STEP:
-            return GiveUp(f"{why}{where}: given up after {FAILURES_OF_A_STEP} failures there")
+            return Decision(f"{why}{where}: given up after {FAILURES_OF_A_STEP} failures there")
         if self._made == self._restarts:
-            return GiveUp(f"{why}{where}: given up after {self._made} restarts")
+            return Decision(f"{why}{where}: given up after {self._made} restarts")
         left_out = self._leave_out(found)
         ranks = self._all.without(self._left_out)
         if ranks is None:
-            return GiveUp(
+            return Decision(
                 f"{why}{where}: given up, no host is left that has not failed {self._host_failures} times"
             )
-        is_known = found is not None and not found.host_may_be_lost and ranks == self.ranks
         self.ranks = ranks
         self._made += 1
         delay = self._delay_seconds()
         when = f"in {delay} s" if delay else "now"
         line = f"{why}{where}: restart {self._made} of {self._restarts} {when}{left_out}"
-        return Restart(ranks, delay, line, ended.mpirun if is_known else None)
+        return Decision(line, ranks, delay)
 
     def _delay_seconds(self) -> int:
         """Return how long to wait: not at all after a new checkpoint, then twice as long each time."""
         again = self._failures_in_a_row - 1
         return min(FIRST_DELAY_SECONDS * 2 ** (again - 1), LONGEST_DELAY_SECONDS) if again else 0
 
-    def _leave_out(self, found: Culprit | None) -> str:
+    def _leave_out(self, found: FailedRank | None) -> str:
         """Count a failure of a host; return what to say if it is left out from now on."""
         if found is None or found.host is None or self._all.hosts is None:
             return ""
@@ -231,14 +212,14 @@ class Supervisor:
         )
 
 
-def check_restarts(restarts: int, config: Config, *, is_dry: bool) -> None:
+def check_restarts(restarts: int, config: Any, *, is_dry: bool) -> None:
     """Raise ``ValueError`` where a run of this configuration could not go on after a restart."""
     if restarts and is_dry:
         raise ValueError(f"--restarts: expected 0 for a dry run, got {restarts}")
-    if restarts and config.checkpoints is None:
+    if restarts and getattr(config, "checkpoints", None) is None:
         raise ValueError(
-            f"--restarts: expected 0 where there are no checkpoints, got {restarts}; with checkpoints: "
-            "checkpoints={every_epochs: 1}"
+            f"--restarts: expected 0 where there are no checkpoints, got {restarts}; with checkpoints, which "
+            "task: linear does not have: checkpoints={every_epochs: 1}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Import TensorFlow for a run: without its start-up messages, and without what a run does not need of it."""
+"""Import TensorFlow for a run, without start-up messages and without optional packages."""
 
 import gc
 import os
@@ -32,7 +32,7 @@ def import_tensorflow() -> None:
 
 @contextmanager
 def _without(packages: tuple[str, ...]) -> Iterator[None]:
-    """Let the imports in the block find none of these packages but those that are there already."""
+    """Hide packages from imports in the block, except those that are imported already."""
     hidden = [name for name in packages if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: there is no such module
     try:
@@ -44,7 +44,7 @@ def _without(packages: tuple[str, ...]) -> Iterator[None]:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Collect no garbage in the block: what it makes stays, and is not looked at later, either."""
+    """Collect no garbage in the block, and exclude its objects from later collections."""
     is_on = gc.isenabled()
     gc.disable()
     try:

@@ -5,20 +5,22 @@ Loading a configuration imports none of them; a run, a dry run and ``tune`` begi
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 from pydantic_core import PydanticCustomError
 
-from commlib import REDUCERS, Reducer, registry
+from commlib import REDUCERS, Communicator, Reducer, registry
 from commlib.errors import one_line
 from commlib.registry import is_import_path
 from training.config.checks import check
-from training.config.config import Config
+from training.config.config import Config, Loaded, load_with_warnings
 from training.config.reducers import AUTO
 from training.config.schema import line_of
 from training.datasets import DATASETS, check_dataset
 from training.models import MODELS
+from training.process.job import all_or_raise, log_error, on_rank0
 
 
 def import_parts(config: Config) -> Config:
@@ -51,6 +53,22 @@ def import_parts(config: Config) -> Config:
     except PydanticCustomError as error:
         raise ValueError(line_of(error)) from error
     return config.resolved()
+
+
+def load_together(comm: Communicator, path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Return rank 0's configuration on all ranks, its parts imported: copies on other hosts may differ.
+
+    Raises ``ValueError`` of one line on all ranks.
+    """
+    return import_together(comm, on_rank0(comm, lambda: load_with_warnings(path, overrides)))
+
+
+def import_together(comm: Communicator, loaded: Loaded) -> Config:
+    """Return what ``import_parts`` returns, on all ranks; rank 0 prints the warnings."""
+    if comm.rank == 0:
+        for line in loaded.warnings:
+            log_error(f"warning: {line}")
+    return all_or_raise(comm, lambda: import_parts(loaded.config), names_rank=True)
 
 
 def _at(key: str, function: Callable[[], object]) -> None:

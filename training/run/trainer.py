@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
-from functools import partial
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,9 @@ from commlib.trace import Recorder
 from commlib.transport.mpi import world
 from datacache import Batch
 from training.callbacks.callback import Callback, Event
-from training.config.config import Config, load
-from training.process.backend import prepare_tensorflow
+from training.config.config import Config
 from training.process.compile_kernels import announce_compiling
-from training.process.devices import with_gpus
+from training.process.devices import prepare_tensorflow, with_gpus
 from training.process.job import LocalRank, Preempted, all_or_raise, on_rank0
 from training.process.progress import Progress, announce_folder
 from training.results import EpochAccumulator, Position, Ranks, Step, Summary
@@ -25,7 +23,7 @@ from training.run import events
 from training.run.build import NOT_TESTED, Build, add_up, build, choices, evaluate, introduction
 from training.run.checkpointing import Checkpointer
 from training.run.data import Data, load_data
-from training.run.parts import import_parts
+from training.run.parts import import_parts, load_together
 from training.run.phases import PhaseRun
 from training.run_folder import RunFolder, WeightsNotSaved, to_resume
 
@@ -54,18 +52,21 @@ class Trainer:
         data: Data | None = None,
         build: Build = build,
     ) -> None:
-        config = import_parts(config if isinstance(config, Config) else load(config))
         self._stack = ExitStack()
+        if isinstance(config, Config):
+            config = import_parts(config)
+        else:
+            comm = self._stack.enter_context(closing(world())) if topology is None else topology.world
+            config = load_together(comm, config)
         if topology is None:
             comm = world(verify=config.verify)
             topology = self._stack.enter_context(Topology(comm, ranks_per_node=config.ranks_per_node))
-        comm = topology.world
+        given, comm = topology, topology.world
         if comm.rank == 0:
             announce_compiling()
-        if data is None:
-            data = all_or_raise(comm, partial(load_data, config, topology), names_rank=True)
+        data = data or all_or_raise(comm, lambda: load_data(config, given), names_rank=True)
         prepare_tensorflow(config, comm, LocalRank.of(comm))
-        given, (topology, self._why_not_on_gpus) = topology, with_gpus(topology, config.transport)
+        topology, self._why_not_on_gpus = with_gpus(given, config.transport)
         if topology is not given:
             self._stack.enter_context(topology)
         self.topology, self.rank, self.size = topology, topology.world.rank, topology.world.size

@@ -1,4 +1,4 @@
-"""``cloudtrain train`` of configurations with ``task: linear``; TensorFlow is not imported."""
+"""The run of a configuration with ``task: linear``; TensorFlow is not imported."""
 
 import io
 import math
@@ -8,14 +8,15 @@ from dataclasses import asdict
 import numpy as np
 
 from commlib import Communicator, Topology
+from training.config.config import Loaded
 from training.config.reading import Given
-from training.linear.config import GeneratedData, LinearConfig, load
+from training.linear.config import GeneratedData, LinearConfig
+from training.linear.config import load as load_linear
 from training.linear.generated import SHAPES
 from training.linear.rows import Rows
 from training.linear.solver import Diverged, Pass, Solver
 from training.linear.solvers import make_solver
-from training.process.compile_kernels import announce_compiling
-from training.process.job import FAILURE, all_or_exit, exit_all, log_error, on_rank0
+from training.process.job import FAILURE, all_or_exit, exit_all, log_error
 from training.process.progress import announce_folder, print_line
 from training.run_folder import RunFolder, unwritable, write_whole
 
@@ -23,19 +24,22 @@ MODEL = "model.npz"
 DRY = {"epochs": 1, "batch_size": 2}
 
 
-def train(comm: Communicator, given: Given, *, dry_run: bool) -> None:
-    """Run a configuration on all ranks; rank 0 prints. With ``dry_run`` one step on generated rows."""
-    if comm.rank == 0:
-        announce_compiling()
-    config: LinearConfig = all_or_exit(comm, lambda: on_rank0(comm, lambda: load(given)))
-    if dry_run:
+def load(given: Given, *, dry_run: bool) -> Loaded:
+    """Return the checked configuration of these keys; see :mod:`training.commands.train`."""
+    return Loaded(load_linear(given), [])
+
+
+def run(comm: Communicator, loaded: Loaded, dry_path: str | None) -> None:
+    """Run a configuration on all ranks; rank 0 prints. With ``dry_path`` take one step on generated rows."""
+    config: LinearConfig = loaded.config
+    if dry_path is not None:
         shape = getattr(config.data, "shape", next(iter(SHAPES)))
         data = GeneratedData(shape=shape, rows=2 * comm.size)
         config = config.model_copy(update={**DRY, "data": data})
     topology = all_or_exit(comm, lambda: Topology(comm, ranks_per_node=config.ranks_per_node))
     rows, test = all_or_exit(comm, lambda: config.data.load(topology))
     solver = all_or_exit(comm, lambda: make_solver(topology, rows, config))
-    is_writer = comm.rank == 0 and not dry_run
+    is_writer = comm.rank == 0 and dry_path is None
     folder = all_or_exit(comm, lambda: RunFolder(config) if is_writer else None)
     with folder or nullcontext():
         try:
@@ -45,8 +49,8 @@ def train(comm: Communicator, given: Given, *, dry_run: bool) -> None:
                 log_error(str(error))
             exit_all(comm, FAILURE)
     solver.close()
-    if comm.rank == 0 and dry_run:
-        print_line(f"dry run of {given.path}: all is built, and a step was taken")
+    if comm.rank == 0 and dry_path is not None:
+        print_line(f"dry run of {dry_path}: all is built, and a step was taken")
 
 
 def _run(solver: Solver, test: Rows | None, folder: RunFolder | None, config: LinearConfig) -> None:
@@ -98,10 +102,3 @@ def share_right(solver: Solver, rows: Rows) -> float:
     right = int(((solver.model.margins(rows) > 0) == (rows.labels > 0)).sum())
     sums = solver.topology.world.allgather_ints([right, len(rows)]).sum(axis=0)
     return float(sums[0] / sums[1])
-
-
-def check(given: Given, restarts: int) -> None:
-    """Raise ``ValueError`` for what cannot be launched."""
-    load(given)
-    if restarts:
-        raise ValueError(f"--restarts: expected 0 for task: linear, which has no checkpoints, got {restarts}")
