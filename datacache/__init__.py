@@ -20,7 +20,7 @@ from datacache.catalogue import manifest_of
 from datacache.collation import BatchSpec, Collation, Pools
 from datacache.errors import BadSample, CacheFull, Damaged, SourceChanged, StorageFailed, Untrusted
 from datacache.levels import CacheDirs, Counts, stand_in_lines
-from datacache.manifest import Manifest
+from datacache.manifest import Manifest, Split
 from datacache.order import BatchOrder, EvaluationOrder, Order
 from datacache.preprocessing import Preprocessing
 from datacache.sources import (
@@ -38,7 +38,6 @@ from datacache.sources import (
     Tokenized,
     unpack_tokens,
 )
-from datacache.split import Split
 from datacache.storage import ProgressCallback, Storage
 from datacache.text_orders import LengthBuckets, Streams, Windows, bucket_boundaries
 

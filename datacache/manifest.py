@@ -4,14 +4,15 @@ import io
 import json
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from datacache.order import Ids, Permutation
 from datacache.store.files import read_file, write_atomic
 
 FORMAT = 1
@@ -203,6 +204,49 @@ class Manifest:
 
     def _freeze(self, name: str, kind: Any) -> None:
         object.__setattr__(self, name, _frozen(getattr(self, name), kind))
+
+
+@dataclass(frozen=True)
+class Split:
+    """A part of a data set that has no split: the ``share`` of each class for validation, or the rest.
+
+    The choice depends only on the seed and the number of the class's samples, in the order of the manifest,
+    so it is the same on every node.
+    """
+
+    part: Literal["training", "validation"]
+    share: float
+    seed: int = 0
+
+    def of(self, manifest: Manifest) -> Manifest:
+        """Return the manifest of this part; its files are those of the whole data set.
+
+        Raises ``ValueError`` if a class had no training samples left, or no class had a validation sample.
+        """
+        held_out = self._held_out(manifest.labels, manifest.classes)
+        chosen = held_out if self.part == "validation" else ~held_out
+        columns = {name: getattr(manifest, name)[chosen] for name in ("file", "start", "sizes", "labels")}
+        more = {name: column[chosen] for name, column in manifest.more.items()}
+        return replace(manifest, **columns, more=more)
+
+    def _held_out(self, labels: Ids, classes: Sequence[str]) -> npt.NDArray[np.bool_]:
+        held_out = np.zeros(len(labels), bool)
+        for label in np.unique(labels).tolist():
+            ids = np.flatnonzero(labels == label)
+            count = int(self.share * len(ids) + 0.5)
+            if count == len(ids):
+                name = classes[label] if classes else str(label)
+                raise ValueError(
+                    f"validation_share: expected one that leaves each class samples to train on, "
+                    f"got {self.share}: class {name} would lose all its {len(ids)}"
+                )
+            held_out[ids[Permutation(len(ids), self.seed, label).at(np.arange(count))]] = True
+        if not held_out.any():
+            raise ValueError(
+                f"validation_share: expected one that gives a class a sample, got {self.share} "
+                f"of {len(labels)} samples"
+            )
+        return held_out
 
 
 _REMEDY = "delete it, and it is built again"

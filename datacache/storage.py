@@ -15,8 +15,7 @@ import fsspec
 from fsspec.asyn import sync
 
 from datacache.errors import SourceChanged, StorageFailed
-from datacache.ranges import Range, Request, joined
-from datacache.thread_pool import ThreadPool
+from datacache.requests import Range, Request, ThreadPool, joined
 from datacache.urls import without_secrets
 
 ProgressCallback = Callable[[int, int], None]

@@ -5,19 +5,20 @@ Every sum is in float64, whatever the tensors are. A NaN in a tensor makes its s
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
 from pto.choice import Choice, Seconds, choose, rounds, slowest
 from pto.comm import Array, Comm, agree_on
-from pto.compiled import compiled
 from pto.errors import InvalidArgument
 from pto.partition import Partition, Piece, by_slices, by_tensor
 
 Float64: TypeAlias = npt.NDArray[np.float64]
+Function = TypeVar("Function", bound=Callable[..., Any])
 Way: TypeAlias = Literal["auto", "layers", "slices", "local"]
 
 LANES = 64  # parallel sums, enough for the widest vector units; the order is the same on all of them
@@ -28,6 +29,18 @@ SAMPLE_ENTRIES = 1 << 23  # of the tensor that is measured, 32 MiB: more than a 
 SAMPLE_CALLS = 256
 WAYS: tuple[Way, ...] = ("auto", "layers", "slices", "local")
 PARTITIONS: dict[str, Callable[[Sequence[int], int], Partition]] = {"layers": by_tensor, "slices": by_slices}
+
+
+def compiled(function: Function) -> Function:
+    """Compile a kernel that runs without the GIL, cached on disk where a cache folder can be written.
+
+    Additions keep the order of the source, so the bits are the same on every processor.
+    """
+    try:
+        kernel: Any = njit(nogil=True, cache=True, error_model="numpy")(function)
+    except RuntimeError:  # neither the package nor a cache folder of the user can be written
+        kernel = njit(nogil=True, error_model="numpy")(function)
+    return kernel  # type: ignore[no-any-return]
 
 
 @compiled

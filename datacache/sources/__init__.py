@@ -11,10 +11,8 @@ from datacache.sources.arrays import Arrays, StoredArrays
 from datacache.sources.base import Source, StoredSource
 from datacache.sources.cifar import CIFAR10
 from datacache.sources.image_folder import ImageFolder
-from datacache.sources.labelled_text import LabelledText
 from datacache.sources.lmdb import LMDB
-from datacache.sources.parallel_text import ParallelText, pack_pair, unpack_pair
-from datacache.sources.text_lines import TextLines
+from datacache.sources.text import LabelledText, ParallelText, TextLines, pack_pair, unpack_pair
 from datacache.sources.tfrecord import TFRecord
 from datacache.sources.tokenized import Encoder, Tokenized, unpack_tokens
 

@@ -11,7 +11,7 @@ import xxhash
 from datacache.errors import SourceChanged
 from datacache.manifest import Manifest, Texts
 from datacache.order import Ids
-from datacache.ranges import Range
+from datacache.requests import Range
 from datacache.storage import File, ProgressCallback, Storage, no_report
 
 
@@ -53,6 +53,10 @@ class StoredSource(Source):
     @abstractmethod
     def files(self, report: ProgressCallback = no_report) -> list[File]:
         """Return the files of the samples, always in the same order."""
+
+    def _manifest(self, files: Sequence[File], **columns: Any) -> Manifest:
+        """Return the manifest of samples in these files."""
+        return Manifest(payload=self.payload, files=names(files), stamps=stamps(files), **columns)
 
     def ranges(self, manifest: Manifest, ids: Ids) -> list[Range]:
         """Return the range of each sample."""

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from datacache.errors import BadSample
 from datacache.manifest import Manifest
 from datacache.order import Ids
-from datacache.sources.base import StoredSource, names, stamps
+from datacache.sources.base import StoredSource
 from datacache.storage import File, ProgressCallback, no_report, progress
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -51,10 +51,8 @@ class CIFAR10(StoredSource):
         add = progress(sum(file.size for file in files), report)
         labels = self._storage.in_parallel(lambda file: self._labels(file, add), files)
         first_records = [RECORD_BYTES * np.arange(count, dtype=np.int64) for count in counts]
-        return Manifest(
-            payload=self.payload,
-            files=names(files),
-            stamps=stamps(files),
+        return self._manifest(
+            files,
             file=np.repeat(np.arange(len(files), dtype=np.int32), counts),
             start=LABEL_BYTES + np.concatenate(first_records),
             sizes=np.full(sum(counts), PIXEL_BYTES, np.int64),

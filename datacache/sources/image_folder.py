@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from datacache.manifest import Manifest
+from datacache.manifest import Manifest, Split
 from datacache.order import Ids
-from datacache.ranges import Range
-from datacache.sources.base import StoredSource, labels_by_folder, names, stamps
-from datacache.split import Split
+from datacache.requests import Range
+from datacache.sources.base import StoredSource, labels_by_folder, names
 from datacache.storage import File, ProgressCallback, no_report
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff")
@@ -46,12 +45,9 @@ class ImageFolder(StoredSource):
         files = self.files(report)
         if not files:
             raise ValueError(f"{self.url}: expected images ({', '.join(ENDINGS)}) in folders, found none")
-        paths = names(files)
-        labels, classes = labels_by_folder(self.url, paths, self._classes)
-        manifest = Manifest(
-            payload=self.payload,
-            files=paths,
-            stamps=stamps(files),
+        labels, classes = labels_by_folder(self.url, names(files), self._classes)
+        manifest = self._manifest(
+            files,
             file=np.arange(len(files), dtype=np.int32),
             start=np.zeros(len(files), np.int64),
             sizes=np.fromiter((file.size for file in files), np.int64, len(files)),

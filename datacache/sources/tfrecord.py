@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Any
 
+import google_crc32c
 import numpy as np
 
 from datacache.errors import BadSample
 from datacache.manifest import Manifest
-from datacache.sources.base import StoredSource, names, stamps
-from datacache.sources.crc32c import masked_crc32c
+from datacache.sources.base import StoredSource
 from datacache.storage import File, ProgressCallback, Storage, no_report, progress
 
 BLOCK_BYTES = 8 << 20
@@ -65,10 +65,8 @@ class TFRecord(StoredSource):
                 f"{self.url}: expected TFRecord files that match {self._pattern!r}, found no record"
             )
         counts = [len(part) for part in parts]
-        return Manifest(
-            payload=self.payload,
-            files=names(files),
-            stamps=stamps(files),
+        return self._manifest(
+            files,
             file=np.repeat(np.arange(len(files), dtype=np.int32), counts),
             start=np.concatenate([part.starts for part in parts]),
             sizes=np.concatenate([part.sizes for part in parts]),
@@ -134,6 +132,12 @@ def records(storage: Storage, file: File, add: Callable[[int], None]) -> Iterato
         yield at + HEADER_BYTES, data[:length]
         at += HEADER_BYTES + length + 4
         add(HEADER_BYTES + length + 4)
+
+
+def masked_crc32c(data: bytes | memoryview) -> int:
+    """Return the CRC-32C as TFRecord stores it: rotated right by 15 bits, plus a constant."""
+    crc: int = google_crc32c.value(bytes(data))
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 class _Window:

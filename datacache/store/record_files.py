@@ -26,7 +26,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 from datacache.errors import Damaged
 from datacache.order import Flags, Ids
 from datacache.store.files import open_file, read_file, write_atomic
-from datacache.store.folders import COMPLETE, FORMAT, read_facts, write_facts
+from datacache.store.folders import COMPLETE, FORMAT, is_at, read_facts, write_facts
 
 RECORDS, LOG, INDEX = "records", "log", "index"
 ENTRY = np.dtype([("key", "<i8"), ("start", "<i8"), ("bytes", "<i8"), ("check", "<u8")])
@@ -71,10 +71,7 @@ class RecordFile:
 
     def is_at_its_path(self) -> bool:
         """Return whether the file has not been removed or replaced since it was opened."""
-        try:
-            return os.path.samestat(os.fstat(self.descriptor), os.lstat(self.path))
-        except OSError:
-            return False
+        return is_at(self.descriptor, self.path)
 
 
 class Log:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from datacache.batches import prefetch
-from datacache.buffers import ALIGNMENT, Buffers
+from datacache.collation import ALIGNMENT, Buffers
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "float32"])

@@ -16,7 +16,7 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from datacache.errors import SourceChanged, StorageFailed
-from datacache.ranges import JOINED_BYTES, JOINED_GAP, Range, joined
+from datacache.requests import JOINED_BYTES, JOINED_GAP, Range, joined
 from datacache.storage import File, Storage
 
 FAST = {"first_wait_seconds": 0.0005}

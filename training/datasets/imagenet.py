@@ -7,7 +7,7 @@ from typing import Any
 
 from commlib.errors import look_up
 from datacache import ImageFolder, TFRecord
-from datacache.split import Split
+from datacache.manifest import Split
 from datacache.storage import Storage
 from training.datasets.dataset import ImageDataset, check_whole
 

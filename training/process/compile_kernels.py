@@ -20,7 +20,6 @@ from commlib.wire import VALUE_CODECS, make_codec
 from datacache import Arrays, Augmentation, CacheDirs, CentreCrop, DataCache, Order
 from datacache.augmentation import DTYPES, Crop
 from datacache.order import Permutation, hashed
-from datacache.sources.crc32c import crc32c
 from pto import sum_of_squares
 from training.process.job import log_error
 
@@ -44,7 +43,6 @@ def compile_kernels() -> None:
             _read(channels, CacheDirs(Path(folder, f"disk{channels}"), Path(folder, f"memory{channels}")))
     Permutation(9, 1)[0]
     hashed(np.arange(3), 1)
-    crc32c(b"0123456789")
     for dtype in (np.float32, np.float64, ml_dtypes.bfloat16):
         tensor = np.ones(100, dtype)
         sum_of_squares(tensor)

@@ -1,0 +1,261 @@
+r"""Sources of UTF-8 text: lines end with ``\n``, the last one also with the file."""
+
+import codecs
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from datacache.errors import BadSample
+from datacache.manifest import Manifest
+from datacache.order import Flags, Ids
+from datacache.requests import Range
+from datacache.sources.base import StoredSource, check_ids
+from datacache.storage import File, ProgressCallback, Storage, no_report, progress
+
+BLOCK_BYTES = 8 << 20
+LONGEST_SHOWN = 60
+Offsets = npt.NDArray[np.int64]
+
+# The usual form of ATIS: "BOS show flights to boston EOS", a tab, a slot a word, and the intent.
+_ATIS = re.compile(rb"BOS (?P<text>.*?) EOS\t.*?(?P<label>\S+)\s*")
+_TABBED = re.compile(rb"(?P<label>[^\t]*?\S)\t(?P<text>.*\S.*)")
+_IS_SPACE = np.zeros(256, bool)
+_IS_SPACE[list(b" \t\n\v\f\r")] = True
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    r"""For each line of a file its first byte, its bytes without the ``\n``, and whether it is blank."""
+
+    path: str
+    starts: Offsets
+    sizes: Offsets
+    blank: Flags
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def check_none_blank(self, url: str) -> None:
+        """Raise ``ValueError`` that names the first line that is empty or only white space."""
+        if self.blank.any():
+            number, found = int(self.blank.argmax()) + 1, f"{self.blank.sum()} of {len(self)} have none"
+            raise ValueError(f"{url}/{self.path}: line {number} is empty: expected text in each, {found}")
+
+
+def find_lines(storage: Storage, file: File, add: Callable[[int], None]) -> Lines:
+    """Return the lines of a file; ``add`` gets the bytes read.
+
+    Raises :class:`BadSample` with the offset of the first byte that is not UTF-8.
+    """
+    ends, solids = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    solid = 0  # bytes so far that are not white space
+    last = b""
+    for start, block in _blocks(storage, file):
+        content = np.frombuffer(block, np.uint8)
+        breaks = np.flatnonzero(content == ord("\n"))
+        counted = solid + np.cumsum(~_IS_SPACE[content])
+        ends.append(start + breaks)
+        solids.append(counted[breaks])
+        solid, last = int(counted[-1]), block[-1:]
+        add(len(block))
+    if last not in (b"", b"\n"):
+        ends.append(np.array([file.size]))
+        solids.append(np.array([solid]))
+    stops = np.concatenate(ends)
+    starts = np.concatenate([[0], stops[:-1] + 1]) if len(stops) else stops
+    blank = np.diff(np.concatenate(solids), prepend=0) == 0
+    return Lines(file.path, starts, stops - starts, blank)
+
+
+def _blocks(storage: Storage, file: File) -> Iterator[tuple[int, bytes]]:
+    """Yield the blocks of a file and where each begins, checked to be UTF-8."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for start in range(0, file.size, BLOCK_BYTES):
+        block = storage.read(file.path, start, min(BLOCK_BYTES, file.size - start))
+        begun = len(decoder.getstate()[0])  # bytes of a character that began in the block before
+        try:
+            decoder.decode(block, final=start + len(block) == file.size)
+        except UnicodeDecodeError as error:
+            at = start - begun + error.start
+            raise BadSample(f"{storage.url}/{file.path}: byte {at}: no UTF-8: {error.reason}") from error
+        yield start, block
+
+
+class _NamedFiles(StoredSource):
+    """Text in files that the user has named, read in the order of their names."""
+
+    payload = "text"
+
+    def __init__(self, url: str, names: Sequence[str], storage: Mapping[str, Any] | None) -> None:
+        super().__init__(url, storage=storage)
+        self._names = names
+
+    def files(self, report: ProgressCallback = no_report) -> list[File]:
+        """See :meth:`StoredSource.files`: in the order in which they were named."""
+        return [self._storage.file(name) for name in self._names]
+
+    def _find_lines(self, files: list[File], report: ProgressCallback) -> list[Lines]:
+        """Return the lines of each file; ``report`` counts bytes."""
+        add = progress(sum(file.size for file in files), report)
+        return self._storage.in_parallel(lambda file: find_lines(self._storage, file, add), files)
+
+
+class TextLines(_NamedFiles):
+    """Each line of UTF-8 text files is a sample, file after file; all labels are 0.
+
+    Lines that are empty or only white space, with which some formats separate paragraphs, are left out.
+    """
+
+    def __init__(
+        self, url: str, names: str | Sequence[str], *, storage: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(url, [names] if isinstance(names, str) else list(names), storage)
+
+    def scan(self, report: ProgressCallback = no_report) -> Manifest:
+        """See :meth:`Source.scan`; ``report`` counts bytes."""
+        files = self.files()
+        found = self._find_lines(files, report)
+        of_file = [np.full(len(lines), number, np.int32) for number, lines in enumerate(found)]
+        kept = ~np.concatenate([lines.blank for lines in found])
+        if not kept.any():
+            raise ValueError(f"{self.url}/{self._names[0]}: expected lines of text, found none")
+        return self._manifest(
+            files,
+            file=np.concatenate(of_file)[kept],
+            start=np.concatenate([lines.starts for lines in found])[kept],
+            sizes=np.concatenate([lines.sizes for lines in found])[kept],
+            labels=np.zeros(int(kept.sum()), np.int64),
+        )
+
+
+class LabelledText(_NamedFiles):
+    """Each line of a UTF-8 file is a text with its label: ``label<TAB>text``, or as the files of ATIS are.
+
+    ATIS's lines are ``BOS text EOS<TAB>slots label``. A payload is the text. Labels are indices of the
+    classes, sorted by name; for a part of a data set that may lack a class, pass the ``classes`` of the
+    whole.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        *,
+        classes: Sequence[str] | None = None,
+        storage: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(url, [name], storage)
+        self._name = name
+        self._classes = None if classes is None else tuple(classes)
+
+    def scan(self, report: ProgressCallback = no_report) -> Manifest:
+        """See :meth:`Source.scan`; ``report`` counts bytes."""
+        (file,) = files = self.files()
+        (lines,) = self._find_lines(files, report)
+        lines.check_none_blank(self.url)
+        content = self._storage.read(file.path, 0, file.size)
+        bounds = zip(lines.starts.tolist(), lines.sizes.tolist(), strict=True)
+        found = [self._parsed(content[at : at + size], number) for number, (at, size) in enumerate(bounds, 1)]
+        of_lines = [label for label, _, _ in found]
+        classes = tuple(sorted(set(of_lines))) if self._classes is None else self._classes
+        index = {name: label for label, name in enumerate(classes)}
+        if unknown := [number for number, name in enumerate(of_lines) if name not in index]:
+            shown = f"line {unknown[0] + 1} has label {of_lines[unknown[0]]!r}"
+            raise ValueError(f"{self.url}/{self._name}: {shown}, which is none of the {len(classes)} classes")
+        spans = np.array([(start, stop) for _, start, stop in found], np.int64).reshape(-1, 2)
+        return self._manifest(
+            files,
+            file=np.zeros(len(found), np.int32),
+            start=lines.starts + spans[:, 0],
+            sizes=spans[:, 1] - spans[:, 0],
+            labels=np.array([index[name] for name in of_lines], np.int64),
+            classes=classes,
+        )
+
+    def _parsed(self, line: bytes, number: int) -> tuple[str, int, int]:
+        """Return the label of a line, and where its text begins and ends in it."""
+        match = _ATIS.fullmatch(line) or _TABBED.fullmatch(line)
+        if match is None:
+            shown = line.decode()
+            shown = shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}…"
+            raise ValueError(
+                f"{self.url}/{self._name}: line {number}: expected label<TAB>text, got {shown!r}"
+            )
+        return match["label"].decode(), match.start("text"), match.end("text")
+
+
+class ParallelText(_NamedFiles):
+    r"""Line ``i`` of the file ``source`` and line ``i`` of the file ``target``, UTF-8; all labels are 0.
+
+    A payload is both lines: :func:`unpack_pair` separates them. A line without text is refused.
+    """
+
+    def __init__(
+        self, url: str, *, source: str, target: str, storage: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(url, (source, target), storage)
+
+    def scan(self, report: ProgressCallback = no_report) -> Manifest:
+        """See :meth:`Source.scan`; ``report`` counts bytes."""
+        files = self.files()
+        source, target = self._find_lines(files, report)
+        self._check_partners(source, target)
+        return self._manifest(
+            files,
+            file=np.zeros(len(source), np.int32),
+            start=source.starts,
+            sizes=source.sizes + 1 + target.sizes,
+            labels=np.zeros(len(source), np.int64),
+            more={"source_bytes": source.sizes, "target_start": target.starts},
+        )
+
+    def read(self, manifest: Manifest, ids: Ids) -> list[bytes]:
+        """See :meth:`Source.read`."""
+        check_ids(manifest, ids)
+        source_bytes = manifest.more["source_bytes"][ids]
+        target_bytes = manifest.sizes[ids] - 1 - source_bytes
+        sources = _ranges(manifest.files[0], manifest.start[ids], source_bytes)
+        targets = _ranges(manifest.files[1], manifest.more["target_start"][ids], target_bytes)
+        lines = self.read_ranges(sources + targets)
+        pairs = zip(lines[: len(ids)], lines[len(ids) :], strict=True)
+        return [b"\n".join(pair) for pair in pairs]
+
+    def _check_partners(self, source: Lines, target: Lines) -> None:
+        """Raise ``ValueError`` that names the first line without a partner, or without text."""
+        if len(source) != len(target):
+            longer = source if len(source) > len(target) else target
+            raise ValueError(
+                f"{self.url}: expected as many lines in both files, got {len(source)} in {source.path} and "
+                f"{len(target)} in {target.path}: line {min(len(source), len(target)) + 1} of {longer.path} "
+                "has no translation"
+            )
+        for lines in (source, target):
+            lines.check_none_blank(self.url)
+
+
+def pack_pair(source: str, target: str) -> bytes:
+    r"""Return two lines as one payload.
+
+    >>> unpack_pair(pack_pair("a house", "ein Haus"))
+    ('a house', 'ein Haus')
+    """
+    for line in (source, target):
+        if "\n" in line:
+            raise ValueError(f"a line of text: expected no line break in it, got {line!r}")
+    return f"{source}\n{target}".encode()
+
+
+def unpack_pair(payload: bytes | memoryview) -> tuple[str, str]:
+    """Return the two lines of a payload."""
+    source, separator, target = bytes(payload).decode().partition("\n")
+    if not separator or "\n" in target:
+        raise BadSample("a pair of lines: expected one line break")
+    return source, target
+
+
+def _ranges(path: str, starts: Offsets, lengths: Offsets) -> list[Range]:
+    return [Range(path, *each) for each in zip(starts.tolist(), lengths.tolist(), strict=True)]
