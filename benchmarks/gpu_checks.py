@@ -100,13 +100,11 @@ class Pipes(Communicator):
         return self._waiting[self._key, source].popleft()
 
     def allgather_objects(self, value: Any) -> list[Any]:
-        """See :meth:`Communicator.allgather_objects`."""
         for rank in range(self.size):
             self.give(value, rank)
         return [self.take(rank) for rank in range(self.size)]
 
     def split(self, color: int) -> "Pipes":
-        """See :meth:`Communicator.split`."""
         colors = self.allgather_objects(check_color(color))
         ranks = [rank for rank, other in enumerate(colors) if other == color]
         self._splits += 1
@@ -114,12 +112,10 @@ class Pipes(Communicator):
         return Pipes(self._ends, key, ranks.index(self.rank), members)
 
     def allgather_ints(self, values: Sequence[int]) -> Any:
-        """See :meth:`Communicator.allgather_ints`."""
         rows = self.allgather_objects([int(value) for value in values])
         return np.array(rows, np.int64).reshape(self.size, len(values))
 
     def alltoall_ints(self, values: Sequence[int]) -> Any:
-        """See :meth:`Communicator.alltoall_ints`."""
         for rank, value in enumerate(values):
             self.give(int(value), rank)
         return np.array([self.take(rank) for rank in range(self.size)], np.int64)

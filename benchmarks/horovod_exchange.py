@@ -52,7 +52,6 @@ class HorovodStep(TrainingStep):
     def take(
         self, backward: Backward, batch: Batch, hyperparameters: StepHyperparameters
     ) -> tuple[float, Report]:
-        """See :meth:`TrainingStep.take`."""
         with self.stopwatch.measure("forward_backward"):
             loss, means = backward(*batch.arrays)
         with self.stopwatch.measure("update"):

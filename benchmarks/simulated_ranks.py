@@ -122,7 +122,6 @@ class RanksStep(TrainingStep):
         self._begin_local_steps(self._config.phases[0])
 
     def begin(self, phase: Any) -> float | None:
-        """See :meth:`TrainingStep.begin`."""
         options, residual = self._config.reducer_config(phase), None
         if options != self._gradients(0).config:
             residual = self.exchange.residual_norm()
@@ -148,7 +147,6 @@ class RanksStep(TrainingStep):
         return traffic
 
     def begin_epoch(self, density: float | None, *, is_new: bool) -> None:
-        """See :meth:`TrainingStep.begin_epoch`."""
         if density is not None and self._gradients(0).exchange.density != density:
             self.ranks.all_do(lambda rank: self._gradients(rank).exchange.set_density(density))
         if is_new:

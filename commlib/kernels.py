@@ -52,11 +52,9 @@ class GPUSelector(Selector):
         self._plan: DeviceSelector | None = None
 
     def select(self, vector: Float32, k: int) -> SparseVector:
-        """See :meth:`Selector.select`."""
         return _entries_of(self._plan_for(len(vector), k).select(vector))
 
     def select_sum(self, gradient: Float32, residual: Float32, k: int, out: Float32) -> SparseVector:
-        """See :meth:`Selector.select_sum`."""
         return _entries_of(self._plan_for(len(out), k).select_sum(gradient, residual, out))
 
     def _plan_for(self, size: int, k: int) -> DeviceSelector:
@@ -83,7 +81,6 @@ class ReusedOnGPU(Selector):
         self._exact = GPUSelector("exact")
 
     def select(self, vector: Float32, k: int) -> SparseVector:
-        """See :meth:`Selector.select`."""
         selected = None
         if self._calls % self._every:
             selected = self._reaching(vector, self.at_most * k)
@@ -104,11 +101,9 @@ class ReusedOnGPU(Selector):
         return SparseVector(len(vector), indices.astype(index_dtype(len(vector))), vector[indices])
 
     def state_dict(self) -> dict[str, Any]:
-        """See :meth:`Selector.state_dict`."""
         return {"calls": self._calls, "threshold": int(self._threshold)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See :meth:`Selector.load_state_dict`."""
         self._calls, self._threshold = state["calls"], np.uint32(state["threshold"])
 
 
@@ -121,11 +116,9 @@ class GPUCodec(Codec):
 
     @property
     def lossless(self) -> bool:
-        """See :attr:`Codec.lossless`."""
         return self._host.lossless
 
     def message_bytes(self, entries: int, size: int) -> int:
-        """See :meth:`Codec.message_bytes`."""
         return self._host.message_bytes(entries, size)
 
     def encode(self, vector: SparseVector, allocate: Callable[[int], Message] | None = None) -> Message:

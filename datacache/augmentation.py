@@ -156,7 +156,6 @@ class Augmentation(Crop):
             raise ValueError(f"aspect: expected lowest and highest ratio, above 0, got {self.aspect}")
 
     def boxes(self, shapes: Ids, ids: Ids, epoch: int, seed: int) -> tuple[Boxes, Flags]:
-        """See :meth:`Crop.boxes`."""
         boxes, mirrored = np.empty((len(ids), 4)), np.empty(len(ids), np.bool_)
         _draw_boxes(shapes, ids, key_of(_AUGMENTATION, seed, epoch), self.area, self.aspect, boxes, mirrored)
         return boxes, mirrored & self.mirror
@@ -183,7 +182,6 @@ class CentreCrop(Crop):
             )
 
     def boxes(self, shapes: Ids, ids: Ids, epoch: int, seed: int) -> tuple[Boxes, Flags]:
-        """See :meth:`Crop.boxes`."""
         sides = shapes[:, [1, 0]]
         margins = (sides - self.ratio * sides.min(axis=1, keepdims=True)) / 2
         return np.hstack([margins, sides - margins]), np.zeros(len(ids), np.bool_)

@@ -107,7 +107,6 @@ class Level:
             warnings.warn(f"level {note['level']} of the cache is not used: {error}", stacklevel=3)
 
     def read(self, ids: Ids, use: RecordCallback) -> Misses:
-        """See :meth:`RecordStore.read_many`."""
         if self.store is None:
             return Misses(list(range(len(ids))), [])
         misses = self.store.read_many(ids, use)

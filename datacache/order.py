@@ -249,7 +249,6 @@ class Order(BatchOrder):
         return first + offsets % (last - first + 1)
 
     def counts(self, epoch: int, step: int, rank: int, world_size: int) -> Flags:
-        """See :meth:`BatchOrder.counts`."""
         shards, positions = self._slots(step, rank, world_size)
         return positions < self._starts(shards + 1) - self._starts(shards)
 
@@ -324,7 +323,6 @@ class EvaluationOrder(BatchOrder):
         return self.batch_size * self.world_size
 
     def steps(self) -> int:
-        """See :meth:`BatchOrder.steps`."""
         return _rounded_up(_rounded_up(self.samples, self.world_size), self.batch_size)
 
     def batch(self, epoch: int, step: int, rank: int, world_size: int) -> Ids:
@@ -333,7 +331,6 @@ class EvaluationOrder(BatchOrder):
         return np.minimum(self._positions(start, step), max(start, stop - 1))
 
     def counts(self, epoch: int, step: int, rank: int, world_size: int) -> Flags:
-        """See :meth:`BatchOrder.counts`."""
         start, stop = self._range(rank, world_size)
         return self._positions(start, step) < stop
 

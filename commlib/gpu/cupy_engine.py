@@ -71,7 +71,6 @@ class CuPyEngine(Engine):
             return self._cupy.empty(size, dtype)
 
     def clear(self, array: Array) -> None:
-        """See :meth:`Engine.clear`."""
         if array.nbytes:
             array.data.memset_async(0, array.nbytes)
 
@@ -86,7 +85,6 @@ class CuPyEngine(Engine):
     def prepare(
         self, source: Source, kernel: str, blocks: int, *fixed: Any, threads: int = THREADS
     ) -> Callable[..., None]:
-        """See :meth:`Engine.prepare`."""
         with self._device:
             function = self._function(source, kernel).ptr
         shape = blocks, 1, 1, threads, 1, 1, 0  # the last: bytes of dynamic shared memory
@@ -94,21 +92,17 @@ class CuPyEngine(Engine):
         return _Prepared(start, self._cupy.cuda.get_current_stream, fixed)
 
     def current(self) -> AbstractContextManager[Any]:
-        """See :meth:`Engine.current`."""
         return self._device  # type: ignore[no-any-return]
 
     def from_host(self, array: npt.NDArray[Any]) -> Array:
-        """See :meth:`Engine.from_host`."""
         with self._device, _memory_errors():
             return self._cupy.asarray(array)
 
     def to_host(self, array: Array) -> npt.NDArray[Any]:
-        """See :meth:`Engine.to_host`."""
         host: npt.NDArray[Any] = array.get()
         return host
 
     def address(self, array: Array) -> int:
-        """See :meth:`Engine.address`."""
         return int(array.data.ptr)
 
     def _function(self, source: Source, kernel: str) -> Any:

@@ -117,7 +117,6 @@ class SparseMeanBuffer:
         self._taken: MeanBuffer | None = None
 
     def dense(self) -> Float32:
-        """See :meth:`MeanBuffer.dense`."""
         return self._buffer().dense()
 
     def _buffer(self) -> MeanBuffer:

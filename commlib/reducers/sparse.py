@@ -294,20 +294,17 @@ class SelectingReducer(Reducer):
 
     @property
     def residual(self) -> Float32:
-        """See :attr:`Reducer.residual`."""
         residual = super().residual
         if not self.sends_all:
             residual[self.layout.low : self.layout.low + self.length] += self._residual
         return residual
 
     def state_dict(self) -> dict[str, Any]:
-        """See :meth:`Reducer.state_dict`."""
         # The residual has the entries low … low + length − 1.
         own = {"low": self.layout.low, "residual": to_host(self._residual.copy())}
         return super().state_dict() | {"selector": self.selector.state_dict()} | asdict(self.state) | own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See :meth:`Reducer.load_state_dict`."""
         check_settings(state["settings"], self.settings())
         if state["residual"].shape != self._residual.shape:
             found, expected = len(state["residual"]), len(self._residual)

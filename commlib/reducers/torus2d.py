@@ -187,10 +187,8 @@ class Torus2D(Reducer):
         return residual
 
     def state_dict(self) -> dict[str, Any]:
-        """See :meth:`Reducer.state_dict`."""
         return super().state_dict() | {"low": self._low, "residual": to_host(self._residual.copy())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See :meth:`Reducer.load_state_dict`."""
         super().load_state_dict(state)
         self._residual = self.arrays.array(state["residual"], np.float32)

@@ -59,7 +59,6 @@ class ReducerWrapper(Reducer):
         return [reducer, *reducer._inner()] if isinstance(reducer, ReducerWrapper) else [reducer]
 
     def propose(self, gradient: Any, out: Float32 | None = None) -> tuple[Any, Report]:
-        """See :meth:`commlib.Reducer.propose`."""
         is_sparse = isinstance(gradient, SparseVector)
         if is_sparse:
             gradient = as_entries(gradient, self.size, self.arrays, out).to_dense()
@@ -72,19 +71,16 @@ class ReducerWrapper(Reducer):
         return SparseVector.trusted(self.size, None, mean) if is_sparse else mean, report
 
     def commit(self) -> None:
-        """See :meth:`commlib.Reducer.commit`."""
         self.reducer.commit()
         assert self._proposed is not None, "a step was proposed"
         self._after(self._proposed)
         self._proposed = None  # its memory may be used again
 
     def discard(self) -> None:
-        """See :meth:`commlib.Reducer.discard`."""
         self.reducer.discard()
         self._proposed = None
 
     def record(self, recorder: Recorder | None) -> None:
-        """See :meth:`commlib.Reducer.record`."""
         super().record(recorder)
         self.reducer.record(recorder)
 
@@ -105,17 +101,14 @@ class ReducerWrapper(Reducer):
         return density
 
     def set_density(self, density: float) -> None:
-        """See :meth:`commlib.Reducer.set_density`."""
         self.reducer.set_density(density)
         self._shared = None
 
     def sent_indices(self, mean: Float32) -> Index:
-        """See :meth:`commlib.Reducer.sent_indices`."""
         return self.reducer.sent_indices(mean)
 
     @property
     def residual(self) -> Float32:
-        """See :attr:`commlib.Reducer.residual`."""
         return self.reducer.residual
 
     def add_residual(self, residual: Float32) -> None:
@@ -136,7 +129,6 @@ class ReducerWrapper(Reducer):
         return self.reducer.state_dict() | {"settings": self.settings()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See :meth:`commlib.Reducer.load_state_dict`."""
         check_settings(state["settings"], self.settings())
         self.reducer.load_state_dict({**state, "settings": self.reducer.settings()})
         self.steps = self.reducer.steps
@@ -228,10 +220,8 @@ class MomentumCorrection(ReducerWrapper):
         self._velocity, self._spare = self._spare, self._velocity
 
     def state_dict(self) -> dict[str, Any]:
-        """See :meth:`ReducerWrapper.state_dict`."""
         return super().state_dict() | {"velocity": to_host(self._velocity.copy())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See :meth:`ReducerWrapper.load_state_dict`."""
         super().load_state_dict(state)
         self._velocity = self.arrays.array(state["velocity"], np.float32)

@@ -160,7 +160,6 @@ class BlockSelector(Selector):
         self._workspace = Workspace()
 
     def select(self, vector: Float32, k: int) -> SparseVector:
-        """See :meth:`Selector.select`."""
         self.allocate = new_array
         return self._select_checked(vector, block_maxima(vector.view(np.uint32)), k)
 

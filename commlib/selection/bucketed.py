@@ -24,7 +24,6 @@ class Bucketed(Selector):
         self._bucket = bucket
 
     def select(self, vector: Float32, k: int) -> SparseVector:
-        """See :meth:`Selector.select`."""
         size = len(vector)
         k = min(k, size)
         indices = np.empty(k, index_dtype(size))

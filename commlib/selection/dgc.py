@@ -26,7 +26,6 @@ class DGC(BlockSelector):
     """
 
     def select_by_blocks(self, vector: Float32, maxima: Bits, k: int) -> SparseVector:
-        """See :meth:`BlockSelector.select_by_blocks`."""
         stride = max(len(vector) // SAMPLE, 8) | 1  # odd: never down one column of a matrix of even width
         sample = np.ascontiguousarray(vector[::stride]).view(np.uint32)
         expected = k / stride

@@ -23,7 +23,6 @@ class Exact(BlockSelector):
     """
 
     def select_by_blocks(self, vector: Float32, maxima: Bits, k: int) -> SparseVector:
-        """See :meth:`BlockSelector.select_by_blocks`."""
         candidates = None
         if 5 * k <= 4 * len(maxima):  # measured: nearer to all blocks, too many entries reach the threshold
             lowest = kth_largest(maxima, k, spare=k // 16)

@@ -31,7 +31,6 @@ class Gaussian(BlockSelector):
     at_most = 2
 
     def select_by_blocks(self, vector: Float32, maxima: Bits, k: int) -> SparseVector:
-        """See :meth:`BlockSelector.select_by_blocks`."""
         threshold = predicted_threshold(vector, k)
         at_most = min(self.at_most * k, len(vector))
         for _ in range(1 + LOWERINGS):

@@ -27,7 +27,6 @@ class Reused(BlockSelector):
         self._threshold = np.uint32(0)
 
     def select_by_blocks(self, vector: Float32, maxima: Bits, k: int) -> SparseVector:
-        """See :meth:`BlockSelector.select_by_blocks`."""
         selected = None
         if self._calls % self._every:
             selected = reaching(
@@ -40,10 +39,8 @@ class Reused(BlockSelector):
         return selected
 
     def state_dict(self) -> dict[str, Any]:
-        """See :meth:`Selector.state_dict`."""
         return {"calls": self._calls, "threshold": int(self._threshold)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See :meth:`Selector.load_state_dict`."""
         self._calls = state["calls"]
         self._threshold = np.uint32(state["threshold"])

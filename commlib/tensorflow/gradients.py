@@ -160,7 +160,6 @@ class DistributedGradients(Exchange):
         self.exchange.switch(config)
 
     def record(self, recorder: Recorder | None) -> None:
-        """See :meth:`BucketExchange.record`."""
         self.exchange.record(recorder)
 
     def close(self) -> None:
@@ -241,7 +240,6 @@ class DistributedGradients(Exchange):
     # ------------------------------------------------------------------------ outside of graphs
 
     def submit(self, bucket: int, gradient: Any) -> None:
-        """See :meth:`BucketExchange.submit`."""
         self.exchange.submit(bucket, gradient)
 
     def submit_inputs(self, inputs: Sequence[Any]) -> None:

@@ -293,38 +293,30 @@ class ForwardingCommunicator(Communicator):
         self._inner.close()
 
     def now(self) -> float:
-        """See :meth:`Communicator.now`."""
         return self._inner.now()
 
     def start_thread(self, body: Callable[[], None]) -> threading.Thread:
-        """See :meth:`Communicator.start_thread`."""
         return self._inner.start_thread(body)
 
     def condition(self) -> threading.Condition:
-        """See :meth:`Communicator.condition`."""
         return self._inner.condition()
 
     def watchdog(self, seconds: float) -> Watchdog:
-        """See :meth:`Communicator.watchdog`."""
         return self._inner.watchdog(seconds)
 
     def allgather_ints(self, values: Sequence[int]) -> Integers:
-        """See :meth:`Communicator.allgather_ints`."""
         self.start()
         return self._inner.allgather_ints(values)
 
     def start_allgather_ints(self, values: Sequence[int]) -> Callable[[], Integers]:
-        """See :meth:`Communicator.start_allgather_ints`."""
         self.start()
         return self._inner.start_allgather_ints(values)
 
     def alltoall_ints(self, values: Sequence[int]) -> Integers:
-        """See :meth:`Communicator.alltoall_ints`."""
         self.start()
         return self._inner.alltoall_ints(values)
 
     def allgather_objects(self, value: Any) -> list[Any]:
-        """See :meth:`Communicator.allgather_objects`."""
         self.start()
         return self._inner.allgather_objects(value)
 

@@ -104,20 +104,17 @@ class MPICommunicator(Communicator):
             self._handle.Free()
 
     def split(self, color: int) -> "MPICommunicator":
-        """See :meth:`Communicator.split`."""
         with self._watch.waiting(self, self._world_ranks):
             comm = self._comm.Split(check_color(color), self.rank)
         return MPICommunicator(comm, self._watch)
 
     def allgather_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
-        """See :meth:`Communicator.allgather_ints`."""
         if not values:
             self._wait_for_all(self._comm.Ibarrier())
             return np.empty((self.size, 0), np.int64)
         return self.start_allgather_ints(values)()
 
     def start_allgather_ints(self, values: Sequence[int]) -> Callable[[], Integers]:
-        """See :meth:`Communicator.start_allgather_ints`."""
         mine = np.array([len(values), *values], np.int64)
         everyone = np.empty((self.size, len(mine)), np.int64)
         request = self._comm.Iallgather(mine, everyone)
@@ -134,13 +131,11 @@ class MPICommunicator(Communicator):
         return wait
 
     def alltoall_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
-        """See :meth:`Communicator.alltoall_ints`."""
         received = np.empty(self.size, np.int64)
         self._wait_for_all(self._comm.Ialltoall(np.array(values, np.int64), received))
         return received
 
     def allgather_objects(self, value: Any) -> list[Any]:
-        """See :meth:`Communicator.allgather_objects`."""
         with self._watch.waiting(self, self._world_ranks):
             return list(self._comm.allgather(value))
 
@@ -184,7 +179,6 @@ class MPICommunicator(Communicator):
         return super().start_thread(prioritized)
 
     def watchdog(self, seconds: float) -> Watchdog:
-        """See :meth:`Communicator.watchdog`."""
         self._watchdogs.append(watchdog_of(self._comm, seconds, self._watch.waiting_since))
         return self._watchdogs[-1]
 

@@ -75,7 +75,6 @@ class GPUCommunicator(ForwardingCommunicator):
         super()._free()
 
     def split(self, color: int) -> "GPUCommunicator":
-        """See :meth:`Communicator.split`."""
         self.start()
         return _communicator(self._inner.split(color), self.between)
 

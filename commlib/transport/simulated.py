@@ -225,7 +225,6 @@ class SimulatedCommunicator(Communicator):
         self._meet([], list, 0)
 
     def split(self, color: int) -> "SimulatedCommunicator":
-        """See :meth:`Communicator.split`."""
         colors = self.allgather_objects(check_color(color))
         ranks = [rank for rank, other in enumerate(colors) if other == color]
         self._splits += 1
@@ -234,11 +233,9 @@ class SimulatedCommunicator(Communicator):
         return SimulatedCommunicator(self._job, key, ranks.index(self.rank), members)
 
     def allgather_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
-        """See :meth:`Communicator.allgather_ints`."""
         return self.start_allgather_ints(values)()
 
     def start_allgather_ints(self, values: Sequence[int]) -> Callable[[], Integers]:
-        """See :meth:`Communicator.start_allgather_ints`."""
         meeting = self._join(list(values), list, len(values))
 
         def wait() -> Integers:
@@ -251,12 +248,10 @@ class SimulatedCommunicator(Communicator):
         return wait
 
     def alltoall_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
-        """See :meth:`Communicator.alltoall_ints`."""
         given = self._meet(list(values), lambda each: np.array(each, np.int64), 1)
         return given[:, self.rank].copy()  # type: ignore[no-any-return]
 
     def allgather_objects(self, value: Any) -> list[Any]:
-        """See :meth:`Communicator.allgather_objects`."""
         return copy.deepcopy(self._meet(value, list, 1))
 
     def _meet(self, value: Any, gather: Callable[[list[Any]], Any], integers: int) -> Any:

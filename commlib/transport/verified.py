@@ -40,7 +40,6 @@ class VerifiedCommunicator(ForwardingCommunicator):
     """
 
     def split(self, color: int) -> "VerifiedCommunicator":
-        """See :meth:`Communicator.split`."""
         return VerifiedCommunicator(self._inner.split(color))
 
     def _send(self, array: Array, destination: int) -> Request:

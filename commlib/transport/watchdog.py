@@ -86,7 +86,6 @@ class MPIWatchdog(Watchdog):
 
     @contextmanager
     def waiting(self, place: str) -> Iterator[None]:
-        """See :meth:`Watchdog.waiting`."""
         if self._thread is None and self._comm.Get_size() > 1:
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._thread.start()
@@ -97,7 +96,6 @@ class MPIWatchdog(Watchdog):
             self._wait = around
 
     def close(self) -> None:
-        """See :meth:`Watchdog.close`."""
         self._is_over.set()
         if self._thread is not None:
             self._thread.join()

@@ -134,11 +134,9 @@ class Raw32(IndexCodec):
         return entries * index_dtype(size).itemsize
 
     def encode(self, indices: Index, size: int) -> Message:
-        """See :meth:`IndexCodec.encode`."""
         return indices.view(np.uint8)
 
     def decode(self, message: Message, size: int, value_bytes: Callable[[int], int]) -> tuple[Index, Message]:
-        """See :meth:`IndexCodec.decode`."""
         dtype = index_dtype(size)
         # No header: the number of entries follows from the length, which grows with each entry.
         most = len(message) // dtype.itemsize
@@ -160,11 +158,9 @@ class Plain(ValueCodec):
     largest: ClassVar[float]
 
     def message_bytes(self, entries: int) -> int:
-        """See :meth:`ValueCodec.message_bytes`."""
         return entries * self.dtype.itemsize
 
     def encode(self, values: Float32) -> Message:
-        """See :meth:`ValueCodec.encode`."""
         if not self.lossless:
             # A value beyond the type is sent as its largest, the rest in later steps: as an infinity it would
             # make all ranks skip this step and every later one. An infinity or NaN stays as it is.
@@ -172,7 +168,6 @@ class Plain(ValueCodec):
         return values.astype(self.dtype, copy=False).view(np.uint8)
 
     def decode(self, message: Message, entries: int) -> Float32:
-        """See :meth:`ValueCodec.decode`."""
         return message.view(self.dtype).astype(np.float32, copy=False)
 
 

@@ -73,13 +73,11 @@ class Bitmap(IndexCodec):
         return bytes_of_bits(size)
 
     def encode(self, indices: Index, size: int) -> Message:
-        """See :meth:`IndexCodec.encode`."""
         words = np.zeros((size + 63) // 64, np.uint64)
         _set_ones(words, indices)
         return words.view(np.uint8)[: bytes_of_bits(size)]
 
     def decode(self, message: Message, size: int, value_bytes: Callable[[int], int]) -> tuple[Index, Message]:
-        """See :meth:`IndexCodec.decode`."""
         length = bytes_of_bits(size)
         if len(message) < length:
             raise InvalidArgument(f"bitmap: expected {length} bytes, got {len(message)}")
@@ -121,7 +119,6 @@ class Gap(IndexCodec):
         return _header_bytes(size) + bytes_of_bits(_most_bits(entries, size))
 
     def encode(self, indices: Index, size: int) -> Message:
-        """See :meth:`IndexCodec.encode`."""
         entries = len(indices)
         words = np.zeros(_most_bits(entries, size) // 64 + 1, np.uint64)
         bits = _pack(indices, low_bits(entries, size), words)
@@ -129,7 +126,6 @@ class Gap(IndexCodec):
         return np.concatenate([header, words.view(np.uint8)[: bytes_of_bits(bits)]])
 
     def decode(self, message: Message, size: int, value_bytes: Callable[[int], int]) -> tuple[Index, Message]:
-        """See :meth:`IndexCodec.decode`."""
         header = _header_bytes(size)
         entries = int.from_bytes(message[:header].tobytes(), "little")
         values_from = len(message) - value_bytes(entries)

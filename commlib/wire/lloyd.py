@@ -45,18 +45,15 @@ class Lloyd(ValueCodec):
     rounds: ClassVar[int] = 0  # of Lloyd's algorithm: with more classes they gain less, and take longer
 
     def message_bytes(self, entries: int) -> int:
-        """See :meth:`ValueCodec.message_bytes`."""
         levels = _buckets(entries) << (self.bits - 1)
         return 4 * levels + (4 + 2) * _exact(entries) + (entries * self.bits + 7) // 8
 
     def encode(self, values: Float32) -> Message:
-        """See :meth:`ValueCodec.encode`."""
         levels, exact, positions, codes = self._parts(len(values))
         _quantize(values, self.bits, self.rounds, levels, exact, positions, codes)
         return np.concatenate([levels.view(np.uint8), exact.view(np.uint8), positions.view(np.uint8), codes])
 
     def decode(self, message: Message, entries: int) -> Float32:
-        """See :meth:`ValueCodec.decode`."""
         parts, start = self._parts(entries), 0
         for part in parts:
             part.view(np.uint8)[...] = message[start : start + part.nbytes]

@@ -34,18 +34,15 @@ class Qsgd(ValueCodec):
     bits: ClassVar[int]
 
     def message_bytes(self, entries: int) -> int:
-        """See :meth:`ValueCodec.message_bytes`."""
         return SCALE_BYTES * _buckets(entries) + (entries * self.bits + 7) // 8
 
     def encode(self, values: Float32) -> Message:
-        """See :meth:`ValueCodec.encode`."""
         scales = np.maximum.reduceat(np.abs(values), np.arange(0, len(values), BUCKET))
         levels = np.empty(len(values), np.int8)
         _quantize(values, scales, self._largest_level(), levels)
         return np.concatenate([scales.view(np.uint8), _pack(levels, self.bits)])
 
     def decode(self, message: Message, entries: int) -> Float32:
-        """See :meth:`ValueCodec.decode`."""
         levels_from = SCALE_BYTES * _buckets(entries)
         scales = message[:levels_from].copy().view(np.float32)
         levels = _unpack(message[levels_from:], self.bits, entries)

@@ -38,12 +38,10 @@ class Arrays(Source):
         return manifest
 
     def read(self, manifest: Manifest, ids: Ids) -> list[bytes]:
-        """See :meth:`Source.read`."""
         check_ids(manifest, ids)
         return [self._images[sample].tobytes() for sample in ids.tolist()]
 
     def check(self, manifest: Manifest) -> None:
-        """See :meth:`Source.check`."""
         if not np.array_equal(stamps([self._file()]), manifest.stamps):
             raise SourceChanged("the arrays in memory are others than those that the manifest was made of")
 

@@ -78,7 +78,6 @@ class StoredSource(Source):
             raise SourceChanged(f"{self.url}: no longer there: {error}") from error
 
     def check(self, manifest: Manifest) -> None:
-        """See :meth:`Source.check`."""
         files = self.files()
         if names(files) == manifest.files and np.array_equal(stamps(files), manifest.stamps):
             return

@@ -62,7 +62,6 @@ class CIFAR10(StoredSource):
         )
 
     def read(self, manifest: Manifest, ids: Ids) -> list[bytes]:
-        """See :meth:`Source.read`."""
         return [_interleave(planes) for planes in super().read(manifest, ids)]
 
     def _file(self, name: str) -> File:

@@ -37,7 +37,6 @@ class ImageFolder(StoredSource):
         self._classes = None if classes is None else tuple(classes)
 
     def files(self, report: ProgressCallback = no_report) -> list[File]:
-        """See :meth:`StoredSource.files`."""
         return [file for file in self._storage.files(report) if _is_image(file.path)]
 
     def scan(self, report: ProgressCallback = no_report) -> Manifest:

@@ -62,7 +62,6 @@ class LMDB(Source):
         )
 
     def read(self, manifest: Manifest, ids: Ids) -> list[bytes]:
-        """See :meth:`Source.read`."""
         check_ids(manifest, ids)
         payloads = []
         with self._opened().begin(buffers=True) as transaction:

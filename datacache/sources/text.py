@@ -214,7 +214,6 @@ class ParallelText(_NamedFiles):
         )
 
     def read(self, manifest: Manifest, ids: Ids) -> list[bytes]:
-        """See :meth:`Source.read`."""
         check_ids(manifest, ids)
         source_bytes = manifest.more["source_bytes"][ids]
         target_bytes = manifest.sizes[ids] - 1 - source_bytes

@@ -52,7 +52,6 @@ class TFRecord(StoredSource):
         self._label_offset = label_offset
 
     def files(self, report: ProgressCallback = no_report) -> list[File]:
-        """See :meth:`StoredSource.files`."""
         return [file for file in self._storage.files(report) if fnmatch(file.path, self._pattern)]
 
     def scan(self, report: ProgressCallback = no_report) -> Manifest:

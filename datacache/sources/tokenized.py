@@ -84,7 +84,6 @@ class Tokenized(Source):
         )
 
     def read(self, manifest: Manifest, ids: Ids) -> list[bytes]:
-        """See :meth:`Source.read`."""
         check_ids(manifest, ids)
         return [_packed(lines) for lines in self._encoded(self._of_texts(manifest), ids)]
 
@@ -94,7 +93,6 @@ class Tokenized(Source):
         return self._lines(self._of_texts(manifest), ids)
 
     def check(self, manifest: Manifest) -> None:
-        """See :meth:`Source.check`."""
         self._source.check(self._of_texts(manifest))
 
     def _encoded(self, texts: Manifest, ids: Ids) -> list[list[Sequence[int]]]:

@@ -77,9 +77,7 @@ class EarlyStopping(Callback):
             run.stop(f"early stopping: {self._metric} was no better than {best} in {tests}")
 
     def state_dict(self) -> Mapping[str, Any]:
-        """See :meth:`Callback.state_dict`."""
         return {"best": self._best, "waited": self._waited}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See :meth:`Callback.load_state_dict`."""
         self._best, self._waited = state["best"], state["waited"]

@@ -26,7 +26,6 @@ class Traced(Event):
     clock_error_seconds: float
 
     def lines(self) -> Iterable[str]:
-        """See :meth:`Event.lines`."""
         steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
         yield f"trace of {steps}: {self.file} (for https://ui.perfetto.dev)"
 

@@ -175,11 +175,9 @@ class MLflow(Writer):
         self._mlflow.end_run("FAILED" if has_failed else "FINISHED")
 
     def state_dict(self) -> Mapping[str, Any]:
-        """See :meth:`Callback.state_dict`."""
         return {} if self._run_id is None else {"run_id": self._run_id}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See :meth:`Callback.load_state_dict`."""
         self._run_id = state["run_id"]
 
 

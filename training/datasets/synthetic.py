@@ -123,12 +123,10 @@ class TextsInMemory(Source):
         )
 
     def read(self, manifest: Manifest, ids: Ids) -> list[bytes]:
-        """See :meth:`Source.read`."""
         check_ids(manifest, ids)
         return [self._payloads[sample] for sample in ids.tolist()]
 
     def check(self, manifest: Manifest) -> None:
-        """See :meth:`Source.check`."""
         if manifest.stamps.tolist() != [self._stamp()]:
             raise SourceChanged("the texts in memory differ from the texts of the manifest")
 

@@ -48,7 +48,6 @@ class LibsvmData(LinearData):
     """Whether indices begin at 0."""
 
     def load(self, topology: Topology) -> tuple[Rows, Rows | None]:
-        """See :meth:`LinearData.load`."""
         train = read_rows(expanded(self.train), topology, self.features, zero_based=self.zero_based)
         if self.test is None:
             return train, None
@@ -70,7 +69,6 @@ class GeneratedData(LinearData):
     """Of what is drawn."""
 
     def load(self, topology: Topology) -> tuple[Rows, Rows | None]:
-        """See :meth:`LinearData.load`."""
         world, shape = topology.world, SHAPES[self.shape]
         if self.rows < world.size:
             raise InvalidArgument(f"data.rows: expected one for each of {world.size} ranks, got {self.rows}")

@@ -100,7 +100,6 @@ class CoordinateDescent(Solver):
         return np.where(places < self.rows.features, factor, 0.0)
 
     def run_pass(self) -> Pass:
-        """See :meth:`Solver.run_pass`."""
         world, taken = self.topology.world, list[Taken]()
         loss, start = self.mean_loss(), world.now()
         margins, weights = self.model.margins(self.rows), self._weights()

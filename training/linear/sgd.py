@@ -95,7 +95,6 @@ class SGD(Solver):
         return [self._gradient(each, 1.0)[0] for each in numbers]
 
     def run_pass(self) -> Pass:
-        """See :meth:`Solver.run_pass`."""
         rates = self._rates.of_pass(self.passes, self.steps)
         done = self._run_alone(rates) if self.reducer is None else self._run_together(self.reducer, rates)
         if not np.isfinite(done.loss):

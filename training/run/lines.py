@@ -117,11 +117,9 @@ class RunEvent(Event):
     text: Sequence[str] = ()
 
     def lines(self) -> Sequence[str]:
-        """See :meth:`Event.lines`."""
         return self.text
 
     def record(self) -> dict[str, Any]:
-        """See :meth:`Event.record`."""
         return dict(self.fields)
 
 

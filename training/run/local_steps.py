@@ -162,7 +162,6 @@ class LocalSteps(Exchange):
             self._before = [variable.numpy() for variable in self._restored]
 
     def submit(self, bucket: int, gradient: Any) -> None:
-        """See :meth:`Exchange.submit`."""
         self._submitted[bucket] = gradient
 
     def submit_inputs(self, inputs: Sequence[Any]) -> None:

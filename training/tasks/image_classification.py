@@ -104,7 +104,6 @@ class ImageClassification(Task):
     takes = frozenset({"normalise", "cache.shards"})
 
     def check(self, config: AnyConfig) -> None:
-        """See :meth:`Task.check`."""
         least = smallest_side(config.model.name)
         for number, phase in enumerate(config.phases):
             if phase.input_size < least:
@@ -115,7 +114,6 @@ class ImageClassification(Task):
         check_accumulate(config)
 
     def describe(self, phase: ImagePhase) -> str:
-        """See :meth:`Task.describe`."""
         return f"{phase.input_size} px"
 
     def tiny(self, config: AnyConfig, ranks: int) -> Tiny:
@@ -141,7 +139,6 @@ class ImageClassification(Task):
         return Tiny(DatasetRecord.model_validate(options), phases, epochs)
 
     def check_samples(self, samples: Samples) -> None:
-        """See :meth:`Task.check_samples`."""
         config, ranks, shards = samples.config, samples.ranks, samples.config.cache.shards
         for number, phase in enumerate(config.phases):
             _check_batch(phase, number, len(samples.training), ranks)
@@ -158,7 +155,6 @@ class ImageClassification(Task):
             )
 
     def inputs(self, phase: ImagePhase, samples: Samples) -> Inputs:
-        """See :meth:`Task.inputs`."""
         config, ranks, shards = samples.config, samples.ranks, samples.config.cache.shards
         order = Order(
             len(samples.training),
@@ -188,13 +184,11 @@ class ImageClassification(Task):
         )
 
     def make_model(self, config: AnyConfig, dataset: ImageDataset) -> KerasModel:
-        """See :meth:`Task.make_model`."""
         given = {"normalised": config.normalise is not None}
         arguments = dataset.channels, dataset.classes
         return make_model(config.model.name, IMAGES, arguments, config.model.options, given)
 
     def specs(self, phase: ImagePhase, samples: Samples) -> Sequence[Any]:
-        """See :meth:`Task.specs`."""
         import tensorflow as tf
 
         shape = phase.batch_size, phase.input_size, phase.input_size, samples.dataset.channels
@@ -214,7 +208,6 @@ class ImageClassification(Task):
         return (1 - smoothing) * exact + smoothing * uniform
 
     def evaluation(self, model: KerasModel, samples: Samples) -> Evaluation:
-        """See :meth:`Task.evaluation`."""
         forward = traced(lambda images: model(images, training=False))
         return Means(lambda batch: hits(np.asarray(forward(batch.images)), batch))
 

@@ -63,7 +63,6 @@ class LanguageModel(WindowTask):
         self.accumulates = not streams
 
     def check(self, config: AnyConfig) -> None:
-        """See :meth:`Task.check`."""
         super().check(config)
         if not self.streams:
             return
@@ -76,11 +75,9 @@ class LanguageModel(WindowTask):
                 raise ValueError(f"phases[{number}].batch_size: expected {expected}, got {phase.batch_size}")
 
     def describe_batch(self, phase: WindowPhase) -> str:
-        """See :meth:`Task.describe_batch`."""
         return f"{phase.batch_size} {'streams' if self.streams else 'windows'}"
 
     def inputs(self, phase: WindowPhase, samples: Samples) -> Inputs:
-        """See :meth:`Task.inputs`."""
         orders: tuple[TextOrder, TextOrder]
         if self.streams:
             length, test = phase.sequence_length, line_tokens(samples.test)
@@ -92,11 +89,9 @@ class LanguageModel(WindowTask):
         return Inputs(*(Reading(order, NextTokens(order), Preprocessing("text")) for order in orders))
 
     def size(self, batch: Batch) -> int:
-        """See :meth:`Task.size`."""
         return int(np.count_nonzero(batch.arrays[2]))
 
     def make_model(self, config: AnyConfig, dataset: TextDataset) -> KerasModel:
-        """See :meth:`Task.make_model`."""
         import tensorflow as tf
 
         model = super().make_model(config, dataset)
@@ -119,7 +114,6 @@ class LanguageModel(WindowTask):
         return [tf.TensorSpec((rows, *spec.shape[1:]), spec.dtype) for spec in super().specs(phase, samples)]
 
     def losses(self, model: KerasModel, arrays: Sequence[Any], phase: WindowPhase) -> Any:
-        """See :meth:`Task.losses`."""
         import tensorflow as tf
 
         tokens, targets, weights = arrays
@@ -131,7 +125,6 @@ class LanguageModel(WindowTask):
         return tf.reduce_sum(weights * cross_entropies(targets, logits), axis=1)
 
     def evaluation(self, model: KerasModel, samples: Samples) -> Evaluation:
-        """See :meth:`Task.evaluation`."""
         return Perplexity(model, streams=self.streams)
 
 
@@ -167,7 +160,6 @@ class Perplexity(Evaluation):
         self._forward = traced(forward)
 
     def evaluate(self, batches: Iterable[Batch], comm: Communicator) -> Tested:
-        """See :meth:`Evaluation.evaluate`."""
         self._state = None
         tested = Means(self._numbers).evaluate(batches, comm)
         return Tested({"perplexity": perplexity_of(tested.values["cross_entropy"])}, tested.count)
@@ -201,13 +193,11 @@ class MaskedLanguageModel(WindowTask):
         self.share = share
 
     def check_samples(self, samples: Samples) -> None:
-        """See :meth:`Task.check_samples`."""
         super().check_samples(samples)
         if not samples.dataset.vocabulary.has_mask:
             raise ValueError("dataset.vocabulary.mask: expected true for masked_language_model, got false")
 
     def inputs(self, phase: WindowPhase, samples: Samples) -> Inputs:
-        """See :meth:`Task.inputs`."""
         orders = self.windows(phase, samples, ahead=0)
         size, stored = samples.dataset.vocabulary_size, Preprocessing("text")
         return Inputs(*(Reading(each, MaskedTokens(each, self.share, size), stored) for each in orders))
@@ -217,14 +207,12 @@ class MaskedLanguageModel(WindowTask):
         return int(np.count_nonzero(batch.arrays[1]))
 
     def losses(self, model: KerasModel, arrays: Sequence[Any], phase: WindowPhase) -> Any:
-        """See :meth:`Task.losses`."""
         import tensorflow as tf
 
         hidden, tokens, weights = arrays
         return tf.reduce_sum(weights * cross_entropies(tokens, model(hidden, training=True)), axis=1)
 
     def evaluation(self, model: KerasModel, samples: Samples) -> Evaluation:
-        """See :meth:`Task.evaluation`."""
         import tensorflow as tf
 
         def forward(hidden: Any, tokens: Any) -> tuple[Any, Any]:

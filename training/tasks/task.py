@@ -112,7 +112,6 @@ class Means(Evaluation):
         self._numbers = numbers
 
     def evaluate(self, batches: Iterable[Batch], comm: Communicator) -> Tested:
-        """See :meth:`Evaluation.evaluate`."""
         own, count = dict[str, float](), 0
         for batch in batches:
             numbers = self._numbers(batch)

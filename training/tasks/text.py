@@ -36,7 +36,6 @@ class TextTask(Task):
     unit = "tokens"
 
     def identity(self, dataset: Any) -> str:
-        """See :meth:`Task.identity`."""
         return f"vocabulary {dataset.vocabulary.fingerprint}"
 
     def check(self, config: AnyConfig) -> None:
@@ -87,11 +86,9 @@ class WindowTask(TextTask):
     dataset = TextDataset
 
     def describe(self, phase: WindowPhase) -> str:
-        """See :meth:`Task.describe`."""
         return f"{phase.sequence_length} tokens"
 
     def describe_batch(self, phase: WindowPhase) -> str:
-        """See :meth:`Task.describe_batch`."""
         return f"{phase.batch_size} windows"
 
     def tiny(self, config: AnyConfig, ranks: int) -> Tiny:

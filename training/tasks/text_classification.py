@@ -49,15 +49,12 @@ class TextClassification(TextTask):
     check_samples = Task.check_samples
 
     def check(self, config: AnyConfig) -> None:
-        """See :meth:`Task.check`."""
         check_accumulate(config)
 
     def describe(self, phase: TextPhase) -> str:
-        """See :meth:`Task.describe`."""
         return "whole texts"
 
     def describe_batch(self, phase: TextPhase) -> str:
-        """See :meth:`Task.describe_batch`."""
         return f"{phase.batch_size} texts"
 
     def tiny(self, config: AnyConfig, ranks: int) -> Tiny:
@@ -69,7 +66,6 @@ class TextClassification(TextTask):
         return self.generated(config, dataset, ranks, small, **options)
 
     def inputs(self, phase: TextPhase, samples: Samples) -> Inputs:
-        """See :meth:`Task.inputs`."""
         texts, preprocessing = Texts(), Preprocessing("text")
         training = Order(len(samples.training), 1, phase.batch_size * samples.ranks, samples.config.seed)
         test = EvaluationOrder(len(samples.test), TEST_BATCH, samples.ranks)
@@ -83,12 +79,10 @@ class TextClassification(TextTask):
         return [tf.TensorSpec((rows, None), tf.int32), tf.TensorSpec((rows,), tf.int64)]
 
     def losses(self, model: KerasModel, arrays: Sequence[Any], phase: TextPhase) -> Any:
-        """See :meth:`Task.losses`."""
         tokens, labels = arrays
         return cross_entropies(labels, model(tokens, training=True))
 
     def evaluation(self, model: KerasModel, samples: Samples) -> Evaluation:
-        """See :meth:`Task.evaluation`."""
         forward = traced(lambda tokens: model(tokens, training=False))
         return Means(lambda batch: {"accuracy": hits(np.asarray(forward(batch.arrays[0])), batch)["top1"]})
 

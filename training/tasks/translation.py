@@ -68,7 +68,6 @@ class Translation(TextTask):
         self.beams, self.length_penalty = beams, float(length_penalty)
 
     def check(self, config: AnyConfig) -> None:
-        """See :meth:`Task.check`."""
         super().check(config)
         for number, phase in enumerate(config.phases):
             if phase.sequence_length < 2:
@@ -82,11 +81,9 @@ class Translation(TextTask):
                 )
 
     def describe(self, phase: TranslationPhase) -> str:
-        """See :meth:`Task.describe`."""
         return f"up to {phase.sequence_length} tokens"
 
     def describe_batch(self, phase: TranslationPhase) -> str:
-        """See :meth:`Task.describe_batch`."""
         return f"{phase.tokens:,} tokens"
 
     def tiny(self, config: AnyConfig, ranks: int) -> Tiny:
@@ -98,7 +95,6 @@ class Translation(TextTask):
         return self.generated(config, config.make_dataset(), ranks, small, **options)
 
     def check_samples(self, samples: Samples) -> None:
-        """See :meth:`Task.check_samples`."""
         super().check_samples(samples)
         longest, found = longest_of(samples.config), int(_lengths(samples.test).max())
         if longest is not None and found > longest:
@@ -117,7 +113,6 @@ class Translation(TextTask):
                 )
 
     def inputs(self, phase: TranslationPhase, samples: Samples) -> Inputs:
-        """See :meth:`Task.inputs`."""
         lengths = _lengths(samples.test)
         boundaries = bucket_boundaries(int(lengths.max()))
         tokens = max(TEST_TOKENS, boundaries[-1]) * samples.ranks
@@ -131,7 +126,6 @@ class Translation(TextTask):
         return int(np.count_nonzero(batch.arrays[2]))
 
     def make_model(self, config: AnyConfig, dataset: ParallelTextDataset) -> KerasModel:
-        """See :meth:`Task.make_model`."""
         model = super().make_model(config, dataset)
         if missing := [each for each in SEARCHED if not hasattr(model, each)]:
             raise ValueError(
@@ -159,7 +153,6 @@ class Translation(TextTask):
         return tf.reduce_sum(weights * losses, axis=1)
 
     def evaluation(self, model: KerasModel, samples: Samples) -> Evaluation:
-        """See :meth:`Task.evaluation`."""
         return TranslationTest(model, samples, self.beams, self.length_penalty)
 
 
@@ -196,7 +189,6 @@ class TranslationTest(Evaluation):
         self._decoder = Decoder(model, begin=START, end=END, beams=beams, length_penalty=length_penalty)
 
     def evaluate(self, batches: Iterable[Batch], comm: Communicator) -> Tested:
-        """See :meth:`Evaluation.evaluate`."""
         own, loss, tokens = dict[int, str](), 0.0, 0
         for batch in batches:
             sources, targets, weights = batch.arrays
