@@ -107,6 +107,7 @@ class Level:
             warnings.warn(f"level {note['level']} of the cache is not used: {error}", stacklevel=3)
 
     def read(self, ids: Ids, use: RecordCallback) -> Misses:
+        """Give the stored records of ids to ``use``; return the positions that are missing or damaged."""
         if self.store is None:
             return Misses(list(range(len(ids))), [])
         misses = self.store.read_many(ids, use)

@@ -117,6 +117,7 @@ class SparseMeanBuffer:
         self._taken: MeanBuffer | None = None
 
     def dense(self) -> Float32:
+        """Return the whole array, as :meth:`MeanBuffer.dense`."""
         return self._buffer().dense()
 
     def _buffer(self) -> MeanBuffer:

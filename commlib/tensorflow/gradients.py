@@ -160,6 +160,7 @@ class DistributedGradients(Exchange):
         self.exchange.switch(config)
 
     def record(self, recorder: Recorder | None) -> None:
+        """Record a span of each stage in ``recorder`` from the next step on, or stop recording."""
         self.exchange.record(recorder)
 
     def close(self) -> None:

@@ -107,7 +107,9 @@ class Profile:
     def _of(cls, content: Mapping[str, Any]) -> "Profile":
         if content["format"] != FORMAT:
             raise ValueError(f"format {shown(content['format'])}")
-        job = Job(**{key: tuple(value) for key, value in content["job"].items()})
+        given = content["job"]
+        names = (tuple(map(str, given[key])) for key in ("hosts", "processors"))
+        job = Job(*names, tuple(map(int, given["ranks_of_nodes"])))
         network = Network(**{name: Link(**link) for name, link in content["network"].items()})
         speeds = Speeds(**content["speeds"])
         if missing := [wire for wire in WIRES if wire not in speeds.code]:
