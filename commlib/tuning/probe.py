@@ -108,8 +108,8 @@ class Profile:
         if content["format"] != FORMAT:
             raise ValueError(f"format {shown(content['format'])}")
         given = content["job"]
-        names = (tuple(map(str, given[key])) for key in ("hosts", "processors"))
-        job = Job(*names, tuple(map(int, given["ranks_of_nodes"])))
+        hosts, processors = (tuple(map(str, given[key])) for key in ("hosts", "processors"))
+        job = Job(hosts, processors, tuple(map(int, given["ranks_of_nodes"])))
         network = Network(**{name: Link(**link) for name, link in content["network"].items()})
         speeds = Speeds(**content["speeds"])
         if missing := [wire for wire in WIRES if wire not in speeds.code]:
