@@ -12,7 +12,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,12 @@ def timed_steps(job: Json, topology: Topology, dataset: Any) -> Iterator[Json]:
             (each, TimedSteps(trainer, number, batches, _card_bytes)) for number, each in enumerate(group)
         ]
     for group, trainer in zip(groups.values(), trainers, strict=True):
-        with _horovod_of(group[0], topology.world):
+        with _horovod(group[0], topology.world):
             trainer.phases[0].backward.prepare()
     taken = job["turns"]
     for _ in range(taken["turns"]):
         for subject, steps in timed:
-            with _horovod_of(subject, topology.world):
+            with _horovod(subject, topology.world):
                 steps.turn(taken["warm_up"], taken["counted"])
     for subject, steps in timed:
         result = steps.result()
@@ -70,7 +70,7 @@ def runs(job: Json, topology: Topology, dataset: Any) -> Iterator[Json]:
         with tempfile.TemporaryDirectory(prefix="cloudtrain-race-") as folder:
             config = job["config"] | subject["config"] | {"output": folder, "log_every": 1_000_000}
             trainer = _trainer(config, subject, topology, dataset)
-            with redirect_stdout(sys.stderr), _horovod_of(subject, topology.world):  # of the run's own lines
+            with redirect_stdout(sys.stderr), _horovod(subject, topology.world):  # of the run's own lines
                 trainer.fit()
             written = sorted(Path(folder).glob("*/metrics.jsonl"))  # on rank 0
             lines = [json.loads(line) for path in written for line in path.read_text().splitlines()]
@@ -90,11 +90,21 @@ def runs(job: Json, topology: Topology, dataset: Any) -> Iterator[Json]:
         _close(trainer)
 
 
-def _horovod_of(subject: Json, world: Communicator) -> AbstractContextManager[Any]:
-    """Return what a subject computes and exchanges within; collective."""
-    from training.run.model import running_horovod
+@contextmanager
+def _horovod(subject: Json, world: Communicator) -> Iterator[None]:
+    """Run Horovod for the block where the subject exchanges through it; collective.
 
-    return running_horovod(world) if subject["horovod"] else nullcontext()
+    Horovod's thread exchanges a message with all ranks each millisecond, and waits for it in a busy loop.
+    """
+    if not subject["horovod"]:
+        yield
+        return
+    import horovod.tensorflow as hvd
+
+    hvd.init()
+    yield
+    world.barrier()  # the first rank that shuts Horovod down does so for all
+    hvd.shutdown()
 
 
 def _trainer(config: Json, subject: Json, topology: Topology, dataset: Any) -> Any:

@@ -1,10 +1,14 @@
 #!/usr/bin/env bash
-# Makes .venv with everything cloudtrain needs. Quick when nothing changed.
-# usage: scripts/install.sh [EXTRA]     (an extra of pyproject.toml that includes train: train itself, dev or gpu)
+# Makes .venv with everything cloudtrain needs, and Horovod where there is a C++ compiler. Quick when nothing changed.
+# usage: scripts/install.sh [EXTRA] [--without-horovod]
+# EXTRA: an extra of pyproject.toml that includes train: train itself, dev (whose tests need Horovod) or gpu
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 venv="$root/.venv"
-extra=${1:-train}
+extra=train horovod=yes
+for word; do
+    case $word in --without-horovod) horovod=no ;; *) extra=$word ;; esac
+done
 say() { printf 'cloudtrain: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 
@@ -13,12 +17,14 @@ flock 9 # quickstart.sh and test.sh may be started side by side
 
 stamp_file="$venv/.installed-$extra"
 stamp=$(cat "$root"/{pyproject.toml,setup.py} "$root"/scripts/{install,build_horovod}.sh <(echo "$root ${PYTHON:-}") | sha256sum)
+has() { cat "$@" 2>/dev/null | grep -qF "$stamp" && "$venv/bin/python" -c '' 2>/dev/null; }
 # every environment is one to train in
 stamps=("$stamp_file")
 [ "$extra" != train ] || stamps=("$venv"/.installed-*)
-if cat "${stamps[@]}" 2>/dev/null | grep -qF "$stamp" && "$venv/bin/python" -c '' 2>/dev/null; then
-    exit 0
-fi
+is_made=no
+! has "${stamps[@]}" || is_made=yes
+! has "$venv/.horovod-installed" || horovod=no
+[ "$is_made$horovod" != yesno ] || exit 0
 
 # --- what must be on the machine; asked before anything is downloaded
 case $root in *[[:space:]]*) die "the folder $root has a space in its path, which MPI's compiler cannot handle: move it" ;; esac
@@ -38,8 +44,10 @@ if [ -z "$python" ]; then
 fi
 tag=$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
 wheels="$(realpath -m "${XDG_CACHE_HOME:-$HOME/.cache}")/cloudtrain/wheels"
-if ! command -v g++ >/dev/null && ! ls "$wheels"/*/horovod-*-"$tag"-*.whl >/dev/null 2>&1; then
-    die "needs a C++ compiler to build Horovod: apt-get install g++"
+compiler="a C++ compiler to build Horovod: apt-get install g++"
+if [ $horovod = yes ] && ! command -v g++ >/dev/null && ! ls "$wheels"/*/horovod-*-"$tag"-*.whl >/dev/null 2>&1; then
+    [ "$extra" != dev ] || die "needs $compiler"
+    horovod=missing
 fi
 need_space() { # FOLDER GIB
     { mkdir -p "$1" 2>/dev/null && [ -w "$1" ]; } || die "cannot write to $1: make it writable"
@@ -48,7 +56,7 @@ need_space() { # FOLDER GIB
 }
 [ -e "$venv/bin/cloudtrain" ] || need_space "$root" "$([ "$extra" = gpu ] && echo 12 || echo 4)"
 need_space "${TMPDIR:-/tmp}" 1
-need_space "$wheels" 0
+[ $horovod != yes ] || need_space "$wheels" 0
 
 # --- the environment
 if [ "$(cat "$venv/.made-for" 2>/dev/null)" != "$root $tag" ]; then
@@ -66,12 +74,20 @@ log="$venv/install.log"
 logged() { "$@" >>"$log" 2>&1 || { tail -n 20 "$log" >&2; die "failed: $* (everything it said: $log)"; }; }
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 
-say "installing TensorFlow 2.18.1, Open MPI 5 and the rest (about 700 MB, a minute or two)"
-logged pip install -e "$root[$extra]"
-exec 8>&2
-logged "$root/scripts/build_horovod.sh" "$wheels"
-logged pip install "$(cat "$venv/.horovod-wheel")"
-say "compiling kernels, once (half a minute)"
-(cd "$root" && logged "$venv/bin/python" -m training.process.compile_kernels)
-echo "$stamp" >"$stamp_file"
+if [ $is_made = no ]; then
+    say "installing TensorFlow 2.18.1, Open MPI 5 and the rest (about 700 MB, a minute or two)"
+    rm -f "$venv/.horovod-installed" # it is of the TensorFlow that was there
+    logged pip install -e "$root[$extra]"
+    say "compiling kernels, once (half a minute)"
+    (cd "$root" && logged "$venv/bin/python" -m training.process.compile_kernels)
+    echo "$stamp" >"$stamp_file"
+fi
+if [ $horovod = yes ]; then
+    exec 8>&2
+    logged "$root/scripts/build_horovod.sh" "$wheels"
+    logged pip install "$(cat "$venv/.horovod-wheel")" "setuptools<81"
+    echo "$stamp" >"$venv/.horovod-installed"
+elif [ $horovod = missing ]; then
+    say "Horovod is left out, which nothing but horovodrun needs: ./scripts/install.sh needs $compiler"
+fi
 say "ready: .venv (activate it with: source .venv/bin/activate)"

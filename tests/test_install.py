@@ -35,9 +35,11 @@ def program(path: Path, script: str) -> None:
     path.chmod(0o755)
 
 
-def install(machine: Path, clone: str = "clone", **environment: str) -> subprocess.CompletedProcess[str]:
+def install(
+    machine: Path, *words: str, clone: str = "clone", **environment: str
+) -> subprocess.CompletedProcess[str]:
     variables = {"PATH": str(machine / "bin"), "HOME": str(machine), **environment}
-    command = ["bash", str(machine / clone / "scripts" / "install.sh")]
+    command = ["bash", str(machine / clone / "scripts" / "install.sh"), *words]
     return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -71,7 +73,7 @@ MISSING = {
 def test_what_a_machine_lacks_is_one_line_and_nothing_is_left_behind(machine, missing):
     change, *said = MISSING[missing]
     change(machine)
-    line = refusal(install(machine))
+    line = refusal(install(machine, "dev"))
     assert all(each in line for each in said)
     assert not (machine / "clone" / ".venv").exists()
 

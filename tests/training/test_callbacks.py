@@ -7,7 +7,6 @@ import sys
 from functools import partial
 from unittest.mock import Mock
 
-import horovod.tensorflow as hvd
 import keras
 import numpy as np
 import pytest
@@ -282,8 +281,6 @@ def on_ranks(tmp_path, monkeypatch):
     """Return a function that trains on simulated ranks, as threads; it returns what each rank ends with."""
     monkeypatch.setitem(MODELS, "linear", linear)
     monkeypatch.setattr("training.run.trainer.prepare_tensorflow", lambda *_: None)
-    monkeypatch.setattr("training.run.model.broadcast_weights", broadcast)
-    hvd.init()
     keras.utils.clear_session()
 
     def body(comm, words, phases, prepare):
@@ -301,11 +298,6 @@ def on_ranks(tmp_path, monkeypatch):
         return simulated.run(partial(body, words=words, phases=phases, prepare=prepare), ranks)
 
     return fit
-
-
-def broadcast(model, comm):
-    for variable in model.weights:
-        variable.assign(comm.allgather_objects(variable.numpy())[0])
 
 
 def test_all_ranks_stop_at_the_same_epoch_and_the_run_has_ended(tmp_path, on_ranks):

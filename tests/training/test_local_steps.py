@@ -2,7 +2,6 @@
 
 from itertools import chain
 
-import horovod.tensorflow as hvd
 import keras
 import numpy as np
 import pytest
@@ -47,7 +46,6 @@ named_layers.smallest_side = 4
 
 @pytest.fixture(autouse=True, scope="module")
 def _small_model():
-    hvd.init()
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(MODELS, "named_layers", named_layers)
         yield

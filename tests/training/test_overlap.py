@@ -1,6 +1,5 @@
 """Training with buckets that are reduced in the background: weights as in plain training, to the bit."""
 
-import horovod.tensorflow as hvd
 import pytest
 
 from commlib.transport import simulated
@@ -30,7 +29,6 @@ def _small_model(monkeypatch):
 
 def trained(*words, reducers=("hitopk", "dense"), world_size=3, spoil=None):
     """What every rank sees in two phases of three steps."""
-    hvd.init()
     dataset, config = make_dataset("digits"), config_of(*words, reducers=reducers)
     return simulated.run(lambda comm: learned(comm, config, dataset, spoil), world_size)
 

@@ -1,6 +1,5 @@
 """``sparse_tables``: gradients of embeddings travel as rows, and training is what it was."""
 
-import horovod.tensorflow as hvd
 import keras
 import numpy as np
 import pytest
@@ -105,7 +104,6 @@ def bits(arrays):
 
 def trained(folder, *words, world_size=2):
     """What each rank sees; all have the same weights."""
-    hvd.init()
     keras.utils.clear_session()
     config = configured(folder, *words)
     ranks = simulated.run(lambda comm: learned(comm, config), world_size)
@@ -174,7 +172,6 @@ def test_with_a_sparse_reducer_all_rows_are_sent_and_none_is_held_back(tmp_path)
 
 
 def test_a_bad_number_on_one_rank_skips_the_step_on_all(tmp_path):
-    hvd.init()
     config = configured(tmp_path, SPARSE, "reducer={name: gtopk, density: 0.2}")
 
     def body(comm):
@@ -203,7 +200,6 @@ def test_a_bad_number_on_one_rank_skips_the_step_on_all(tmp_path):
 )
 def test_a_checkpoint_is_read_with_and_without_sparse_tables(tmp_path, before, after, world_size):
     """Residuals stay at their weights: two ranks write them, and as many or more read them."""
-    hvd.init()
     reducer = "reducer={name: allgather, density: 0.05}"
 
     def written(comm):

@@ -2,7 +2,6 @@
 
 import json
 
-import horovod.tensorflow as hvd
 import keras
 import pytest
 
@@ -86,7 +85,6 @@ def traced(comm, config, dataset, asked, steps, ahead):
 
 def traced_on(world_size, *words, ahead=(0.0, 0.0, 0.0, 0.0)):
     """Trace two of five steps."""
-    hvd.init()
     config, dataset = config_of(*words, reducers=("hitopk",)), make_dataset("digits")
     return simulated.run(lambda comm: traced(comm, config, dataset, 2, 5, ahead), world_size)
 

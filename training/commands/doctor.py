@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 GIB = 1 << 30
@@ -86,6 +87,8 @@ def check_horovod() -> Finding:
         "has = [h.mpi_built(), h.gloo_built(), h.nccl_built()];"
         "print(json.dumps([horovod.__version__, built['tensorflow'], *has]))"
     )
+    if find_spec("horovod") is None:
+        return Finding("Horovod", "not installed; nothing but horovodrun needs it", is_note=True)
     result = _run(sys.executable, "-c", program)
     if result.returncode:
         reason = (result.stderr.strip().splitlines() or ["no output"])[-1]  # the end of a traceback

@@ -6,7 +6,6 @@ TensorFlow is imported by functions that need it: with ``auto`` only where there
 import os
 from contextlib import suppress
 from glob import glob
-from importlib.util import find_spec
 
 import numpy as np
 
@@ -19,8 +18,6 @@ from training.process.job import LocalRank
 from training.process.tf_logging import import_tensorflow
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-# pip alone cannot: it would build it without the TensorFlow and MPI that it is compiled against
-INSTALL_HOROVOD = "run ./scripts/install.sh of a clone, or see scripts/build_horovod.sh there"
 BETWEEN = {"auto": "nccl", "nccl": "nccl", "nccl+mpi": "mpi"}
 
 
@@ -98,7 +95,7 @@ def _are_numbered_alike() -> bool:
 
 
 def prepare_tensorflow(config: Config, comm: Communicator, local_rank: LocalRank) -> None:
-    """Share cores and GPUs between the ranks of this machine, seed, and look for Horovod."""
+    """Share cores and GPUs between the ranks of this machine, and seed."""
     import keras
     import tensorflow as tf
 
@@ -112,8 +109,6 @@ def prepare_tensorflow(config: Config, comm: Communicator, local_rank: LocalRank
         tf.config.experimental.enable_op_determinism()
     # Random numbers differ between ranks; weights are broadcast.
     keras.utils.set_random_seed(config.seed + comm.rank)
-    if comm.size > 1 and find_spec("horovod") is None:
-        raise ConfigurationError(f"expected Horovod for {comm.size} ranks, found none: {INSTALL_HOROVOD}")
 
 
 def _share_cores(local_rank: LocalRank, *, overlap: bool) -> None:

@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 
 from commlib.tf_logging import without_noise
 
@@ -15,7 +14,7 @@ OPTIONAL = ("matplotlib", "pandas", "scipy.sparse", "sklearn")
 
 
 def import_tensorflow() -> None:
-    """Import TensorFlow, Keras on it, and Horovod if installed; afterwards they log errors only.
+    """Import TensorFlow, and Keras on it; afterwards they log errors only.
 
     Keras then takes no data frames of pandas, draws nothing, and has no wrappers for scikit-learn.
     """
@@ -23,9 +22,6 @@ def import_tensorflow() -> None:
     with without_noise(), _without(OPTIONAL), _uncollected():
         import keras  # noqa: F401
         import tensorflow as tf
-
-        if find_spec("horovod") is not None:
-            import horovod.tensorflow  # noqa: F401
 
         tf.config.list_physical_devices()  # the search for GPUs logs lines of its own
 

@@ -159,8 +159,7 @@ def evaluate(parts: Parts, batches: Iterable[Batch]) -> Tested:
     ``batches``: those of this rank. Afterwards all ranks have the same BatchNormalization statistics.
     """
     world = parts.topology.world
-    with parts.waiting("a test"):  # Horovod's exchanges are not known to it
-        average_statistics(parts.model.keras, world)
+    average_statistics(parts.model.keras, world)
     with parts.exchange.common_weights():
         check_equal_weights(parts.model.keras, world, "before the test")
         with parts.model.tested():

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from commlib import Communicator, Topology
+from commlib.keras import broadcast_variables
 from commlib.tensorflow import DistributedGradients
 from pto.keras import LossScale
 from training.checkpoint.stored import Checkpoint
@@ -85,7 +86,8 @@ class Model(Part):
         with _policy(POLICIES[config.precision]):
             self.keras = self.task.make_model(config, data.dataset)
         self.variables = self.keras.trainable_variables
-        broadcast_weights(self.keras, topology.world)
+        # Not all variables: the states of random generators must differ between ranks.
+        broadcast_variables(self.keras.weights, topology)
         phase = config.phases[0]
         self.tables = Tables()
         if config.sparse_tables:
@@ -262,50 +264,14 @@ def load_carried(carried: Sequence[Any], checkpoint: Checkpoint, rank: int, size
     return lines
 
 
-@contextmanager
-def running_horovod(comm: Communicator) -> Iterator[Any]:
-    """Start Horovod for the block, unless it runs already, and yield it; collective.
-
-    Horovod's thread exchanges a message with all ranks each millisecond, and waits for it in a busy loop:
-    where ranks share cores, that takes up to two thirds of one. It starts and ends in milliseconds.
-    """
-    import horovod.tensorflow as hvd
-
-    if hvd.is_initialized():
-        yield hvd
-        return
-    hvd.init()
-    if (hvd.rank(), hvd.size()) != (comm.rank, comm.size):
-        raise RuntimeError(
-            f"rank {comm.rank} of {comm.size} in MPI is {hvd.rank()} of {hvd.size()} in Horovod"
-        )
-    yield hvd
-    comm.barrier()  # the first rank that shuts Horovod down does so for all
-    hvd.shutdown()
-
-
-def broadcast_weights(model: Any, comm: Communicator) -> None:
-    """Broadcast the weights of rank 0.
-
-    Weights, not all variables: the states of random generators must differ between ranks.
-    """
-    if comm.size == 1:
-        return
-    with running_horovod(comm) as hvd:
-        hvd.broadcast_variables([variable.value for variable in model.weights], 0)
-
-
 def average_statistics(model: Any, comm: Communicator) -> None:
-    """Average the BatchNormalization statistics over all ranks."""
+    """Average the BatchNormalization statistics over all ranks, in float64; collective."""
     statistics = model.non_trainable_weights
     if not statistics or comm.size == 1:
         return
-    flat = tf.concat([tf.reshape(variable.value, [-1]) for variable in statistics], axis=0)
-    with running_horovod(comm) as hvd:
-        mean = hvd.allreduce(flat, op=hvd.Average)
-    sizes = [int(np.prod(variable.shape)) for variable in statistics]
-    for variable, part in zip(statistics, tf.split(mean, sizes), strict=True):
-        variable.assign(tf.reshape(part, variable.shape))
+    everywhere = comm.allgather_objects([variable.numpy() for variable in statistics])
+    for variable, *values in zip(statistics, *everywhere, strict=True):
+        variable.assign(np.mean(values, axis=0, dtype=np.float64).astype(variable.dtype))
 
 
 @contextmanager
