@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Makes .venv with everything cloudtrain needs. Quick when nothing changed.
 # usage: scripts/install.sh [EXTRA]     (an extra of pyproject.toml that includes train: train itself, dev or gpu)
+#        scripts/install.sh torch       makes .venv-torch: commlib with PyTorch, and what tests/torch needs
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-venv="$root/.venv"
 extra=${1:-train}
+venv="$root/.venv"
+[ "$extra" != torch ] || venv="$root/.venv-torch"
 say() { printf 'cloudtrain: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 
@@ -38,7 +40,7 @@ if [ -z "$python" ]; then
 fi
 tag=$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
 wheels="$(realpath -m "${XDG_CACHE_HOME:-$HOME/.cache}")/cloudtrain/wheels"
-if ! command -v g++ >/dev/null && ! ls "$wheels"/*/horovod-*-"$tag"-*.whl >/dev/null 2>&1; then
+if [ "$extra" != torch ] && ! command -v g++ >/dev/null && ! ls "$wheels"/*/horovod-*-"$tag"-*.whl >/dev/null 2>&1; then
     die "needs a C++ compiler to build Horovod: apt-get install g++"
 fi
 need_space() { # FOLDER GIB
@@ -52,7 +54,7 @@ need_space "$wheels" 0
 
 # --- the environment
 if [ "$(cat "$venv/.made-for" 2>/dev/null)" != "$root $tag" ]; then
-    say "making .venv with $("$python" --version)"
+    say "making $(basename "$venv") with $("$python" --version)"
     if "$python" -c 'import ensurepip' 2>/dev/null; then
         "$python" -m venv --clear "$venv"
     else # Debian ships Python without it; pip's own wheel needs no root
@@ -66,6 +68,12 @@ log="$venv/install.log"
 logged() { "$@" >>"$log" 2>&1 || { tail -n 20 "$log" >&2; die "failed: $* (everything it said: $log)"; }; }
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 
+if [ "$extra" = torch ]; then
+    say "installing PyTorch 2.13.0 and Open MPI 5"
+    logged pip install -e "$root[torch]" torch==2.13.0 hypothesis pytest pytest-timeout scikit-learn
+    echo "$stamp" >"$stamp_file"
+    exit 0
+fi
 say "installing TensorFlow 2.18.1, Open MPI 5 and the rest (about 700 MB, a minute or two)"
 logged pip install -e "$root[$extra]"
 exec 8>&2

@@ -1,6 +1,6 @@
 """Reducers in PyTorch. Only this package imports torch.
 
-:func:`register` makes ``DistributedDataParallel`` average its gradients by a reducer. Every backpropagation
+``register`` makes ``DistributedDataParallel`` average its gradients by a reducer. Every backpropagation
 then leaves in ``parameter.grad`` the mean over all ranks::
 
     topology = commlib.Topology(commlib.transport.mpi.world())
@@ -12,7 +12,7 @@ then leaves in ``parameter.grad`` the mean over all ranks::
     if gradients.finite:  # no NaN and no infinity on any rank
         optimizer.step()
 
-:class:`LocalSteps` exchanges weights every few steps instead, of a model without DDP.
+``LocalSteps`` exchanges weights every few steps instead, of a model without DDP.
 """
 
 from commlib.torch.gradients import DistributedGradients, register

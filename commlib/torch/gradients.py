@@ -59,7 +59,7 @@ def register(
 
     ``ddp``: a model on the CPU in DistributedDataParallel, without a hook; its gradients are float32, float16
     or bfloat16, and are added up in float32. ``topology``: of the ranks of its process group. ``config``: the
-    name of a reducer and its options, as for :func:`commlib.make_reducer`.
+    name of a reducer and its options, as for ``commlib.make_reducer``.
 
     ``overlap``: a thread exchanges each bucket of DDP while backpropagation computes the next ones. The first
     three steps are exchanged at their ends, since DDP remakes its buckets in between.
@@ -70,10 +70,10 @@ def register(
 
 
 class DistributedGradients(Closing):
-    """Averages the gradients of a model in DistributedDataParallel; made by :func:`register`.
+    """Averages the gradients of a model in DistributedDataParallel; made by ``register``.
 
     Each bucket of DDP has a reducer of its own. Where DDP makes its buckets anew, the reducers are made anew,
-    too, and each parameter keeps its residual. ``exchange``: the :class:`commlib.BucketExchange` below, made
+    too, and each parameter keeps its residual. ``exchange``: the ``commlib.BucketExchange`` below, made
     in the first step. ``report``: of the latest step, ``None`` before the first.
 
     Where a rank has a NaN or an infinity, the step is skipped: all gradients become NaN on all ranks, and no

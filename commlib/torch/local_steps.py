@@ -24,9 +24,9 @@ class LocalSteps(Closing):
 
     ``model``: not wrapped by DDP, of float32 parameters on the CPU; it gets rank 0's weights and buffers.
     ``optimizer``: one of ``torch.optim`` for its parameters; its state stays each rank's own. ``config``: the
-    reducer of the differences and its options, as for :func:`commlib.make_reducer`. ``rate``, ``momentum``
+    reducer of the differences and its options, as for ``commlib.make_reducer``. ``rate``, ``momentum``
     and ``nesterov``: of the outer optimizer; by default the weights become the mean of all ranks' weights.
-    See :mod:`commlib.rounds`. All ranks make it together.
+    See ``commlib.rounds``. All ranks make it together.
 
     After each ``optimizer.step()``, call ``step()``. A round in which the weights of a rank are not finite is
     skipped on all ranks: weights, buffers and the optimizer's state are as at its begin.
