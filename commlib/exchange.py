@@ -36,6 +36,7 @@ from commlib.reducers.mean import MeanBuffers
 from commlib.reducers.report import merged
 from commlib.topology import Topology
 from commlib.trace import Recorder
+from commlib.transport import simulated
 from commlib.transport.base import Closing, Communicator
 from commlib.vectors import VALUE_BYTES, Float32, Index, SparseVector, non_finite
 
@@ -427,6 +428,14 @@ def check_variables(world: Communicator, names: Sequence[str], shapes: Sequence[
     ]
     first = differences(settings).split("; ")[0]
     raise RanksDisagree(f"variables: expected the same on all ranks, in the same order: {first}")
+
+
+def check_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a reducer's configuration; a wrong one is refused here, and not in the first step."""
+    if not isinstance(config, Mapping) or "name" not in config:
+        raise InvalidArgument(f'config: expected {{"name": a reducer, its options: …}}, got {config!r}')
+    simulated.run(lambda comm: _make(config, Topology(comm), 1), 1)
+    return dict(config)
 
 
 def _make(config: Mapping[str, Any], topology: Topology, size: int) -> Reducer:

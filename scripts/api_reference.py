@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pdoc
@@ -15,6 +16,7 @@ MODULES = (  # and what their __all__ names
     *("datacache", "datacache.sources", "datacache.tensorflow"),
     *("pto", "pto.keras", "pto.sharded"),
     *("training", "training.config.config", "training.config.records"),
+    *(["commlib.torch"] if find_spec("torch") else []),
 )
 
 

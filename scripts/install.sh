@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes .venv with everything cloudtrain needs, and Horovod where there is a C++ compiler. Quick when nothing changed.
 # usage: scripts/install.sh [EXTRA] [--without-horovod]
-# EXTRA: an extra of pyproject.toml that includes train: train itself, dev (whose tests need Horovod) or gpu
+# EXTRA: an extra of pyproject.toml that includes train: train itself, dev (whose tests need Horovod) or gpu;
+#        or torch, which makes .venv-torch: commlib with PyTorch, and what tests/torch needs
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 venv="$root/.venv"
@@ -9,6 +10,7 @@ extra=train horovod=yes
 for word; do
     case $word in --without-horovod) horovod=no ;; *) extra=$word ;; esac
 done
+[ "$extra" != torch ] || venv="$root/.venv-torch" horovod=no
 say() { printf 'cloudtrain: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 
@@ -60,7 +62,7 @@ need_space "${TMPDIR:-/tmp}" 1
 
 # --- the environment
 if [ "$(cat "$venv/.made-for" 2>/dev/null)" != "$root $tag" ]; then
-    say "making .venv with $("$python" --version)"
+    say "making $(basename "$venv") with $("$python" --version)"
     if "$python" -c 'import ensurepip' 2>/dev/null; then
         "$python" -m venv --clear "$venv"
     else # Debian ships Python without it; pip's own wheel needs no root
@@ -74,6 +76,12 @@ log="$venv/install.log"
 logged() { "$@" >>"$log" 2>&1 || { tail -n 20 "$log" >&2; die "failed: $* (everything it said: $log)"; }; }
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 
+if [ "$extra" = torch ]; then
+    say "installing PyTorch 2.13.0 and Open MPI 5"
+    logged pip install -e "$root[torch]" torch==2.13.0 hypothesis pytest pytest-timeout scikit-learn
+    echo "$stamp" >"$stamp_file"
+    exit 0
+fi
 if [ $is_made = no ]; then
     say "installing TensorFlow 2.18.1, Open MPI 5 and the rest (about 700 MB, a minute or two)"
     rm -f "$venv/.horovod-installed" # it is of the TensorFlow that was there

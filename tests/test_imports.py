@@ -13,7 +13,7 @@ import pytest
 
 from tests.launching import ROOT
 
-HEAVY = ["tensorflow", "keras", "horovod", "cupy", "mpi4py.MPI"]  # seconds, a GPU, or a started MPI
+HEAVY = ["tensorflow", "keras", "torch", "horovod", "cupy", "mpi4py.MPI"]  # seconds, a GPU, or a started MPI
 PACKAGES = [
     "commlib",
     "commlib.gpu",
@@ -33,6 +33,7 @@ ADAPTERS = {
         "training.callbacks.writers",
     },
     "keras": {"commlib.keras", "pto.keras", "pto.sharded"},
+    "torch": {"commlib.torch"},
     "horovod": set(),
     "cupy": {"commlib.gpu.cupy_engine", "commlib.transport.nccl"},
     "mpi4py": {"commlib.transport.ending", "commlib.transport.mpi", "commlib.transport.watchdog"},

@@ -11,11 +11,10 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util  # nothing public tells whether XLA will compile a graph
 
 from commlib.errors import InvalidArgument
+from commlib.exchange import check_config
 from commlib.keras.ranks import Ranks, path_of
-from commlib.reducers import make_reducer
 from commlib.tensorflow import DistributedGradients
 from commlib.topology import Topology
-from commlib.transport import simulated
 from commlib.transport.watchdog import check_seconds
 
 TIMEOUT_SECONDS = 300.0
@@ -70,7 +69,7 @@ class DistributedOptimizer:
             inner = keras.optimizers.LossScaleOptimizer(inner)
         seconds = None if timeout is None else check_seconds(timeout)
         buckets = {"bucket_bytes": bucket_bytes, "overlap": overlap}
-        self._initialize(inner, topology, _checked(config), Ranks(topology.world, seconds), buckets)
+        self._initialize(inner, topology, check_config(config), Ranks(topology.world, seconds), buckets)
 
     def _initialize(
         self, inner: Any, topology: Topology, config: dict[str, Any], ranks: Ranks, buckets: dict[str, Any]
@@ -272,13 +271,3 @@ def _optimizer_of(optimizer: Any) -> Any:
 
 def _has_loss_scale(optimizer: Any) -> bool:
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-
-
-def _checked(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a reducer's configuration; a wrong one is refused here, and not in the first step."""
-    if not isinstance(config, Mapping) or "name" not in config:
-        raise InvalidArgument(f'config: expected {{"name": a reducer, its options: …}}, got {config!r}')
-    options = dict(config)
-    name = options.pop("name")
-    simulated.run(lambda comm: make_reducer(name, Topology(comm), 1, **options), 1)
-    return dict(config)

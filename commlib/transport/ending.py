@@ -92,6 +92,8 @@ class Watch:
         previous = sys.excepthook
 
         def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            if sys.excepthook is not end:  # that of torch.distributed holds back what this one prints
+                sys.stderr = sys.__stderr__
             if os.getpid() == self._process:
                 self.fail(error, lambda: previous(kind, error, trace))
             else:

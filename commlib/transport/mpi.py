@@ -40,8 +40,12 @@ SHORTEST_NAP_SECONDS, LONGEST_NAP_SECONDS = 20e-6, 200e-6
 EXCHANGE_NICENESS = -10
 
 # Set by launchers: how many ranks they started.
-WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "HOROVOD_SIZE")
-OTHER_LAUNCHERS = {"SLURM_STEP_NUM_TASKS": "srun without --mpi=pmix", "HOROVOD_SIZE": "horovodrun --gloo"}
+WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "HOROVOD_SIZE", "WORLD_SIZE")
+OTHER_LAUNCHERS = {
+    "SLURM_STEP_NUM_TASKS": "srun without --mpi=pmix",
+    "HOROVOD_SIZE": "horovodrun --gloo",
+    "WORLD_SIZE": "torchrun",
+}
 
 
 class _MPISent(Request):

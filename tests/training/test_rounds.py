@@ -7,10 +7,10 @@ import pytest
 
 from commlib import Topology, make_reducer
 from commlib.reducers import REDUCERS
+from commlib.rounds import OuterSgd, Rounds
 from commlib.transport import simulated
 from tests.extent import more
 from training.config.records import Outer
-from training.run.local_steps import OuterSgd, Rounds
 
 SIZE, ROUNDS, RATE = 60, 5, 0.1
 START = np.random.default_rng(3).standard_normal(SIZE).astype(np.float32)
@@ -45,7 +45,8 @@ def trained(comm, reducer, options, steps, *, outer=None, spoilt=None):
         seen.forgotten += reducer.last.forgotten.sum
         return mean, reducer.last
 
-    rounds = Rounds(OuterSgd(outer or Outer()), reduce)
+    outer = outer or Outer()
+    rounds = Rounds(OuterSgd(outer.rate, outer.momentum, nesterov=outer.nesterov), reduce)
     for number in range(ROUNDS):
         rounds.begin(weights)
         for _ in range(steps):
@@ -109,9 +110,7 @@ def test_one_local_step_is_plain_training_to_the_bit_where_nothing_is_rounded():
 
     def body(comm):
         reducers = [make_reducer("dense", Topology(comm), SIZE) for _ in range(2)]
-        rounds = Rounds(
-            OuterSgd(Outer()), lambda vector: (reducers[0].reduce(vector).copy(), reducers[0].last)
-        )
+        rounds = Rounds(OuterSgd(), lambda vector: (reducers[0].reduce(vector).copy(), reducers[0].last))
         local = plain = start
         for gradient in gradients[comm.rank]:
             rounds.begin(local)
@@ -197,7 +196,7 @@ def test_the_round_of_a_rank_that_failed_is_skipped_on_all_ranks(name):
 def test_a_difference_that_is_not_finite_fails_by_itself():
     def body(comm):
         reducer = make_reducer("allgather", Topology(comm), SIZE, density=0.1)
-        rounds = Rounds(OuterSgd(Outer()), lambda each: (reducer.reduce(each).copy(), reducer.last))
+        rounds = Rounds(OuterSgd(), lambda each: (reducer.reduce(each).copy(), reducer.last))
         rounds.begin(START)
         weights = START.copy()
         weights[comm.rank] = np.inf if comm.rank == 1 else 0.0

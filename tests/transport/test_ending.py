@@ -249,6 +249,7 @@ def test_two_threads_in_one_communicator_are_refused_with_what_to_do(monkeypatch
         ),
         ({"PMI_SIZE": "3"}, r"PMI_SIZE says that 3 .* \(the launcher of another MPI\?\)"),
         ({"SLURM_STEP_NUM_TASKS": "4"}, r"_TASKS says that 4 .* \(srun without --mpi=pmix\?\)"),
+        ({"WORLD_SIZE": "2"}, r"WORLD_SIZE says that 2 .* \(torchrun\?\)"),
         ({"HOROVOD_ELASTIC": "1", "HOROVOD_SIZE": "1"}, "HOROVOD_ELASTIC says that this is an elastic job"),
     ],
 )

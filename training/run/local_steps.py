@@ -5,7 +5,7 @@ as gradients are, and an outer optimizer moves ``θ`` by their mean. That is DiL
 with a sparse reducer whose residual decays SparseLoCo (Sarfi et al. 2025).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from itertools import chain
@@ -16,8 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from commlib import Exchange, Report, Topology, make_reducer
-from commlib.arrays import copy_of, empty, module_of, to_host, zeros
+from commlib.arrays import copy_of, empty, to_host
 from commlib.reducers.report import StageSeconds
+from commlib.rounds import OuterSgd, Rounds
 from commlib.tensorflow import DistributedGradients, array_of, cut_up, tensor_of
 from commlib.topology import Traffic
 from commlib.vectors import Float32, is_finite
@@ -25,65 +26,6 @@ from training.config.records import Outer, Phase
 from training.run.backward import assign
 
 NOTHING_EXCHANGED = Report(finite=True, selected=0, applied=0, traffic=Traffic(), seconds=StageSeconds())
-
-Reduce = Callable[[Float32], tuple[Float32, Report]]
-
-
-class OuterSgd:
-    """``v ← μ·v + Δ``, then ``θ ← θ − rate·v``; with Nesterov's momentum ``θ ← θ − rate·(Δ + μ·v)``.
-
-    ``velocity``: ``v``; ``None`` before the first update, and where ``μ`` is 0.
-    """
-
-    def __init__(self, settings: Outer, velocity: Float32 | None = None) -> None:
-        self._settings = settings
-        self.velocity = velocity if settings.momentum else None
-
-    def apply(self, weights: Float32, mean: Float32) -> Float32:
-        """Return new weights, in memory of their own; ``mean`` is changed."""
-        momentum = np.float32(self._settings.momentum)
-        if momentum:
-            if self.velocity is None:
-                self.velocity = zeros(len(mean), module_of(mean))
-            self.velocity *= momentum
-            self.velocity += mean
-            if self._settings.nesterov:
-                mean += momentum * self.velocity
-            else:
-                mean[...] = self.velocity
-        mean *= np.float32(self._settings.rate)
-        return np.subtract(weights, mean, out=empty(len(weights), module_of(weights)))
-
-
-class Rounds:
-    """The rounds of one rank. ``reduce(difference)`` returns the mean over all ranks, and a report.
-
-    ``common``: the common weights at the begin of the round, ``None`` between two rounds. ``failed``: whether
-    a local step of this rank was not finite, so that its weights are useless. The round is then skipped on
-    all ranks, as is one with a difference that is not finite.
-    """
-
-    def __init__(self, outer: OuterSgd, reduce: Reduce) -> None:
-        self.outer, self._reduce = outer, reduce
-        self.common: Float32 | None = None
-        self.failed = False
-
-    def begin(self, weights: Float32) -> None:
-        """Begin a round with these common weights, in memory that nothing changes until it ends."""
-        self.common, self.failed = weights, False
-
-    def end(self, weights: Float32) -> tuple[Float32, Report]:
-        """Exchange the differences to the weights after local steps; return the new common weights.
-
-        Collective. Where the round is skipped (``finite`` of the report), the common weights stay.
-        """
-        assert self.common is not None
-        before, self.common = self.common, None
-        difference = np.subtract(before, weights, out=empty(len(before), module_of(before)))
-        if self.failed:
-            difference.fill(np.nan)
-        mean, report = self._reduce(difference)
-        return (self.outer.apply(before, mean) if report.finite else before), report
 
 
 class FlatVariables:
@@ -136,7 +78,9 @@ class LocalSteps(Exchange):
         self._submitted: dict[int, Any] = {}
         self.weights = FlatVariables(variables, self._arrays)
         velocity: Float32 | None = None if before is None else before.rounds.outer.velocity
-        self.rounds = Rounds(OuterSgd(phase.outer or Outer(), velocity), self._reduce)
+        outer = phase.outer or Outer()
+        update = OuterSgd(outer.rate, outer.momentum, nesterov=outer.nesterov, velocity=velocity)
+        self.rounds = Rounds(update, self._reduce)
         self._node: Topology | None = None
         if phase.replica_is_node and topology.node.size > 1:
             self._node = Topology(topology.node)

@@ -1,0 +1,303 @@
+"""The communication hook of DistributedDataParallel: from its buckets to those of an exchange, and back.
+
+DDP gives a bucket to the hook when its gradients are computed, in the same order on all ranks. At the end of
+backpropagation it waits for the futures that the hook returned. Whether a step counts is known when all
+buckets are exchanged: then all futures are completed.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+
+from commlib.errors import InvalidArgument, UseAfterClose, one_line
+from commlib.exchange import BucketExchange, check_config, check_variables
+from commlib.reducers import Report
+from commlib.topology import Topology
+from commlib.torch.ranks import check_process_group
+from commlib.torch.tensors import with_arrays, with_tensors
+from commlib.trace import Recorder
+from commlib.transport.base import Closing
+from commlib.vectors import Float32
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+# DDP makes its buckets anew after the first step, with a static graph after the second. The steps until then
+# are exchanged when all gradients are there.
+COLLECTED_STEPS = 3
+
+Layout = list[list[str]]  # the names of the parameters of each bucket
+
+
+@dataclass
+class _Bucket:
+    """A bucket of DDP in the step under way: ``buffer`` holds the gradient, ``future`` will hold the mean."""
+
+    names: list[str]
+    buffer: torch.Tensor
+    future: Any = field(default_factory=torch.futures.Future)
+
+    @property
+    def gradient(self) -> Float32:
+        """The gradient in float32; where it is float32, this is the memory of DDP."""
+        gradient: Float32 = self.buffer.detach().float().numpy()
+        return gradient
+
+    def set_mean(self, mean: Float32) -> None:
+        self.future.set_result(torch.from_numpy(mean).to(self.buffer.dtype))
+
+
+def register(
+    ddp: DistributedDataParallel, topology: Topology, config: Mapping[str, Any], *, overlap: bool = True
+) -> "DistributedGradients":
+    """Make ``ddp`` average its gradients by a reducer; return what holds the reducer and its residual.
+
+    ``ddp``: a model on the CPU in DistributedDataParallel, without a hook; its gradients are float32, float16
+    or bfloat16, and are added up in float32. ``topology``: of the ranks of its process group. ``config``: the
+    name of a reducer and its options, as for ``commlib.make_reducer``.
+
+    ``overlap``: a thread exchanges each bucket of DDP while backpropagation computes the next ones. The first
+    three steps are exchanged at their ends, since DDP remakes its buckets in between.
+
+    All ranks call it together. ``InvalidArgument`` names what cannot be, ``RanksDisagree`` what differs.
+    """
+    return DistributedGradients(ddp, topology, config, overlap=overlap)
+
+
+class DistributedGradients(Closing):
+    """Averages the gradients of a model in DistributedDataParallel; made by ``register``.
+
+    Each bucket of DDP has a reducer of its own. Where DDP makes its buckets anew, the reducers are made anew,
+    too, and each parameter keeps its residual. ``exchange``: the ``commlib.BucketExchange`` below, made
+    in the first step. ``report``: of the latest step, ``None`` before the first.
+
+    Where a rank has a NaN or an infinity, the step is skipped: all gradients become NaN on all ranks, and no
+    residual changes. Test ``finite`` before ``optimizer.step()``, or let ``torch.amp.GradScaler`` do so.
+    """
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        topology: Topology,
+        config: Mapping[str, Any],
+        *,
+        overlap: bool = True,
+    ) -> None:
+        if not isinstance(ddp, DistributedDataParallel):
+            raise InvalidArgument(f"ddp: expected a DistributedDataParallel, got {type(ddp).__name__}")
+        if topology.world.arrays is not np:
+            raise InvalidArgument("topology: expected a transport of arrays in host memory, got one of GPUs")
+        self.topology, self.config, self._overlap = topology, check_config(config), overlap
+        self._parameters = _parameters(ddp)
+        check_process_group(ddp.process_group, topology)
+        shapes = [tuple(parameter.shape) for parameter in self._parameters.values()]
+        check_variables(topology.world, list(self._parameters), shapes)
+        self._name_of = {id(parameter): name for name, parameter in self._parameters.items()}
+        self.exchange: BucketExchange | None = None
+        self.report: Report | None = None
+        self._layout: Layout = []  # of the buckets of the exchange
+        self._places: dict[str, slice] = {}  # of the parameters, in the vector of the exchange
+        self._recorder: Recorder | None = None
+        self._collected = 0  # steps since the hook was registered or a state was loaded
+        self._buckets: list[_Bucket] = []  # of the step under way
+        self._computed: set[int] = set()  # parameters with a new gradient
+        self._is_exchanging = self._is_closed = False
+        try:
+            ddp.register_comm_hook(None, self._hook)
+        except RuntimeError as error:
+            raise InvalidArgument(
+                f"ddp: expected one without a hook: {one_line(str(error).splitlines()[0])}"
+            ) from None
+        self._handles = [ddp.register_forward_pre_hook(self._before_forward)]
+        for parameter in self._parameters.values():
+            self._handles.append(parameter.register_post_accumulate_grad_hook(self._note))
+
+    @property
+    def finite(self) -> bool:
+        """Whether the latest step counts; else its gradients are NaN, and the optimizer must not take it."""
+        return self.report is None or self.report.finite
+
+    @property
+    def residual(self) -> dict[str, torch.Tensor]:
+        """What this rank has not sent: a float32 vector for each parameter's name, in its memory's order."""
+        if self.exchange is None:
+            return {name: torch.zeros(each.numel()) for name, each in self._parameters.items()}
+        residual = torch.from_numpy(self.exchange.residual)
+        return {name: residual[self._places[name]] for name in self._parameters}
+
+    def switch(self, config: Mapping[str, Any]) -> None:
+        """Replace the reducer; the first step of the new one applies the residual of the old one.
+
+        All ranks call it together, between two steps.
+        """
+        self.config = check_config(config)
+        if self.exchange is not None:
+            self.exchange.switch(self.config)
+
+    def record(self, recorder: Recorder | None) -> None:
+        """Record a span of each stage in ``recorder`` from the next step on, or stop recording."""
+        self._recorder = recorder
+        if self.exchange is not None:
+            self.exchange.record(recorder)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of this rank's reducers: copies, of tensors and plain Python, for ``torch.save``.
+
+        Each rank keeps its own, beside the state of the model and of the optimizer, between two steps.
+        """
+        state = None if self.exchange is None else with_tensors(self.exchange.state_dict())
+        return {"layout": copy.deepcopy(self._layout), "exchange": state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` returned on this rank, for a model of equal parameters.
+
+        The next steps are those that would have followed, to the bit, if the state was taken after the third
+        step. ``InvalidArgument`` for other parameters, another reducer or other nodes.
+        """
+        self._forget()
+        if state["exchange"] is None:
+            return
+        names = {name for bucket in state["layout"] for name in bucket}
+        if names != self._parameters.keys():
+            apart = ", ".join(sorted(names ^ self._parameters.keys()))
+            raise InvalidArgument(
+                f"state: expected one of the same parameters, got one that differs in {apart}"
+            )
+        self._make_exchange(state["layout"])
+        assert self.exchange is not None
+        self.exchange.load_state_dict(with_arrays(state["exchange"]))
+
+    def close(self) -> None:
+        """Free what the reducers have made; all ranks call it together. The topology stays open.
+
+        The model computes no gradients any more: DDP cannot lose a hook.
+        """
+        self._expect_whole_step()
+        self._is_closed = True
+        for handle in self._handles:
+            handle.remove()
+        self._forget()
+
+    def _forget(self) -> None:
+        if self.exchange is not None:
+            self.exchange.close()
+        self.exchange, self._layout, self._collected = None, [], 0
+
+    # -------------------------------------------------------------------------------- a step
+
+    def _hook(self, state: None, bucket: distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Take a bucket of DDP, which gives the buckets of a step in the same order on all ranks."""
+        if self._is_closed:
+            raise UseAfterClose("the hook of this model was closed: wrap the model in DDP again")
+        names = [self._name_of[id(parameter)] for parameter in bucket.parameters()]
+        if bucket.buffer().is_sparse:
+            raise InvalidArgument(f"gradient: expected a dense one, got a sparse one of {names[0]}")
+        taken = _Bucket(names, bucket.buffer())
+        self._buckets.append(taken)
+        if self._collected < COLLECTED_STEPS:
+            if bucket.is_last():
+                self._exchange_collected()
+            return taken.future
+        assert self.exchange is not None
+        number = len(self._buckets) - 1
+        if self._layout[number : number + 1] != [names]:
+            raise InvalidArgument(
+                f"ddp: expected the buckets of the step before, got another with {names[0]}"
+            )
+        self.exchange.submit(number, taken.gradient)
+        if bucket.is_last():
+            try:  # DDP adds its own end of the step behind this one
+                torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+            except RuntimeError:  # for a rank in ``ddp.join()``, there is no backpropagation
+                self._finish()
+        return taken.future
+
+    def _exchange_collected(self) -> None:
+        """Exchange a step at its end, in the buckets of the exchange, whatever DDP's are.
+
+        They become DDP's in the last of these steps. After a state was loaded they are those of the state.
+        """
+        self._collected += 1
+        layout = [each.names for each in self._buckets]
+        if self.exchange is None or (self._collected == COLLECTED_STEPS and layout != self._layout):
+            self._make_exchange(layout)
+        assert self.exchange is not None
+        gradients: dict[str, Float32] = {}
+        for each in self._buckets:
+            gradients |= zip(each.names, np.split(each.gradient, self._ends(each.names)[:-1]), strict=True)
+        for number, names in enumerate(self._layout):
+            self.exchange.submit(number, np.concatenate([gradients[name] for name in names]))
+        self._finish()
+
+    def _finish(self) -> None:
+        """Wait for the means of all buckets, and give them to DDP."""
+        assert self.exchange is not None
+        buckets, self._buckets = self._buckets, []
+        self._computed.clear()
+        mean, self.report = self.exchange.wait()
+        if [each.names for each in buckets] == self._layout:
+            parts = [mean[own] for own in self.exchange.slices]
+        else:
+            parts = [np.concatenate([mean[self._places[name]] for name in each.names]) for each in buckets]
+        for each, part in zip(buckets, parts, strict=True):
+            each.set_mean(part)
+
+    def _make_exchange(self, layout: Layout) -> None:
+        """Make the reducers of these buckets; the residuals of the reducers before them follow."""
+        before, residual = self.exchange, self.residual
+        sizes = [self._ends(names)[-1] for names in layout]
+        self.exchange = BucketExchange(self.topology, sizes, self.config, overlap=self._overlap)
+        self.exchange.record(self._recorder)
+        self._layout = [list(names) for names in layout]
+        names = [name for bucket in layout for name in bucket]
+        ends = self._ends(names)
+        self._places = {
+            name: slice(low, high) for name, low, high in zip(names, [0, *ends], ends, strict=False)
+        }
+        if before is not None:
+            self.exchange.add_residual(torch.cat([residual[name] for name in names]).numpy())
+            before.close()
+
+    def _ends(self, names: Sequence[str]) -> list[int]:
+        return list(accumulate(self._parameters[name].numel() for name in names))
+
+    # ------------------------------------------------------------- gradients that do not come
+
+    def _note(self, parameter: torch.Tensor) -> None:
+        self._computed.add(id(parameter))
+
+    def _before_forward(self, ddp: DistributedDataParallel, inputs: Any) -> None:
+        self._expect_whole_step()
+        self._computed.clear()
+        self._is_exchanging = ddp.require_backward_grad_sync and torch.is_grad_enabled()
+
+    def _expect_whole_step(self) -> None:
+        """Raise ``InvalidArgument`` where a backpropagation did not compute the gradients of all buckets."""
+        if self._is_exchanging and self._computed:
+            absent = [name for name, each in self._parameters.items() if id(each) not in self._computed]
+            raise InvalidArgument(
+                f"gradients: the loss of rank {self.topology.world.rank} does not depend on "
+                f"{', '.join(absent)}: expected one that does on all ranks, or "
+                "DistributedDataParallel(find_unused_parameters=True)"
+            )
+
+
+def _parameters(ddp: DistributedDataParallel) -> dict[str, torch.Tensor]:
+    """Return the parameters that DDP exchanges, by name."""
+    ignored = set(ddp.parameters_to_ignore)
+    found = {
+        name: parameter
+        for name, parameter in ddp.module.named_parameters()
+        if parameter.requires_grad and name not in ignored
+    }
+    for name, parameter in found.items():
+        if parameter.dtype not in DTYPES:
+            raise InvalidArgument(f"{name}: expected float32, float16 or bfloat16, got {parameter.dtype}")
+        if parameter.device.type != "cpu":
+            raise InvalidArgument(f"{name}: expected a parameter on the CPU, got one on {parameter.device}")
+    return found

@@ -1,0 +1,137 @@
+"""Local steps of optimizers of torch, on the ranks of the job that pytest runs in."""
+
+import io
+
+import pytest
+
+from commlib import InvalidArgument
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed here: scripts/install.sh torch")
+
+from commlib.torch import LocalSteps  # noqa: E402
+from tests.torch.models import batches, in_ddp, loss_of, network, weights_of  # noqa: E402
+
+DENSE = {"name": "dense"}
+SPARSE = {"name": "hitopk", "density": 0.1, "decay": 0.95}
+DILOCO = {"rate": 0.7, "momentum": 0.9, "nesterov": True}
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), 0.02, momentum=0.5)
+
+
+def adam(model):
+    return torch.optim.AdamW(model.parameters(), 0.01)
+
+
+def step(model, optimizer, batch):
+    optimizer.zero_grad()
+    loss_of(model, batch).backward()
+    optimizer.step()
+
+
+def everywhere(topology, value):
+    return topology.world.allgather_objects(value)
+
+
+@pytest.mark.parametrize("make", [sgd, adam])
+def test_by_default_the_weights_become_the_mean_of_those_of_all_ranks(topology, make):
+    torch.manual_seed(topology.world.rank)
+    model = torch.nn.Linear(8, 1)  # another one on each rank
+    optimizer = make(model)
+    with LocalSteps(model, optimizer, topology, DENSE, steps=3) as local:
+        alone = torch.nn.Linear(8, 1)
+        alone.load_state_dict(everywhere(topology, model.state_dict())[0])
+        of_alone = make(alone)
+        for batch in batches(topology.world.rank, 3):
+            step(alone, of_alone, batch)
+            step(model, optimizer, batch)
+            ended = local.step()
+        assert ended
+        assert local.finite
+    mean = sum(each.double() for each in everywhere(topology, weights_of(alone))) / topology.world.size
+    torch.testing.assert_close(weights_of(model).double(), mean, rtol=1e-5, atol=1e-6)  # one float32 sum
+    assert all(torch.equal(weights_of(model), each) for each in everywhere(topology, weights_of(model)))
+
+
+def test_the_outer_optimizer_moves_the_common_weights(topology):
+    """One rank's gradient is given: with steps of one, ``θ − w`` is the inner rate times the gradient."""
+    model = torch.nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        model.weight.zero_()
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    with LocalSteps(model, optimizer, topology, DENSE, steps=1, **DILOCO) as local:
+        for _ in range(2):
+            model.weight.grad = torch.ones(1, 2)
+            optimizer.step()
+            local.step()
+    # Δ = 1, v = 1 and 1.9: the weights move by 0.7·(1 + 0.9·v)
+    expected = torch.full((1, 2), -0.7 * (1.9 + 2.71))
+    torch.testing.assert_close(model.weight.detach(), expected)
+
+
+def test_a_round_that_one_rank_spoils_is_skipped_on_all(topology):
+    model = torch.nn.Sequential(network(), torch.nn.BatchNorm1d(1))
+    optimizer = adam(model)
+    good, bad = batches(topology.world.rank, 2)
+    with LocalSteps(model, optimizer, topology, SPARSE, steps=2) as local:
+        for _ in range(2):
+            step(model, optimizer, good)
+            local.step()
+        before, moments = weights_of(model), optimizer.state_dict()["state"][0]["exp_avg"].clone()
+        mean = model[1].running_mean.clone()
+        residual = local.exchange.residual
+        step(model, optimizer, good)
+        assert not local.step()
+        bad[0, 0] = float("nan") if topology.world.rank == 0 else 1.0
+        step(model, optimizer, bad)
+        assert local.step()
+        assert not local.finite
+        assert torch.equal(weights_of(model), before)
+        assert torch.equal(optimizer.state_dict()["state"][0]["exp_avg"], moments)
+        assert torch.equal(model[1].running_mean, mean)
+        assert (local.exchange.residual == residual).all()
+
+
+def test_a_run_that_is_restored_within_a_round_goes_on_to_the_bit(topology):
+    model = network()
+    optimizer = adam(model)
+    steps = batches(topology.world.rank, 9)
+    local = LocalSteps(model, optimizer, topology, SPARSE, steps=3, **DILOCO)
+    for batch in steps[:5]:
+        step(model, optimizer, batch)
+        local.step()
+    file = io.BytesIO()
+    torch.save([each.state_dict() for each in (model, optimizer, local)], file)
+    for batch in steps[5:]:
+        step(model, optimizer, batch)
+        local.step()
+    local.close()
+
+    restored = network()
+    optimizer = adam(restored)
+    with LocalSteps(restored, optimizer, topology, SPARSE, steps=3, **DILOCO) as local:
+        file.seek(0)
+        for each, state in zip((restored, optimizer, local), torch.load(file), strict=True):
+            each.load_state_dict(state)
+        with local.common_weights():
+            common = weights_of(restored)
+        assert all(torch.equal(common, each) for each in everywhere(topology, common))
+        assert not torch.equal(common, weights_of(restored))
+        for batch in steps[5:]:
+            step(restored, optimizer, batch)
+            local.step()
+    assert torch.equal(weights_of(restored), weights_of(model))
+
+
+def test_what_cannot_take_local_steps_is_refused_in_one_line(topology):
+    model = network()
+    optimizer = sgd(model)
+    with pytest.raises(InvalidArgument, match="^model: expected .*, got DistributedDataParallel$"):
+        LocalSteps(in_ddp(), optimizer, topology, DENSE, steps=2)
+    with pytest.raises(InvalidArgument, match="^steps: expected a whole number from 1, got 0$"):
+        LocalSteps(model, optimizer, topology, DENSE, steps=0)
+    with pytest.raises(InvalidArgument, match=r"^momentum: expected .*, got 1$"):
+        LocalSteps(model, optimizer, topology, DENSE, steps=1, momentum=1)
+    with pytest.raises(InvalidArgument, match="^0.weight: expected float32 on the CPU, got torch.float16"):
+        LocalSteps(network(torch.float16), optimizer, topology, DENSE, steps=1)
