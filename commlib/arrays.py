@@ -5,6 +5,7 @@ with them and runs on both. Code that allocates an array asks :func:`module_of` 
 CuPy is never imported here: whoever made a CuPy array has imported it.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,9 +14,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from commlib.errors import InvalidArgument, OutOfDeviceMemory
+
+# Else Numba, where it compiles a kernel, lets colorama write to standard output when the process ends.
+os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
+from numba import njit  # noqa: E402
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -51,21 +51,6 @@ def test_messages_are_those_of_the_cpu(engine, name, size):
         assert_alike(engine, name, sparse(size, entries))
 
 
-def test_gaps_of_a_long_vector_have_many_low_bits(engine):
-    size = 2**31 - 1
-    indices = np.array([5, 2**30 + 3, 2**31 - 2], np.int32)
-    assert_alike(engine, "gap", SparseVector(size, indices, normal(3)))
-    assert_alike(engine, "gap", SparseVector(size, indices[1:2], normal(1)))
-
-
-@pytest.mark.parametrize("name", ["gap", "raw32"])
-def test_indices_of_64_bits(engine, name):
-    size = 2**40
-    indices = np.array([0, 2**33 + 1, 2**33 + 2, 2**40 - 1], np.int64)
-    for vector in (SparseVector(size, indices, normal(4)), SparseVector(size, indices[-1:], normal(1))):
-        assert_alike(engine, name, vector)
-
-
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 def test_every_float32_near_a_narrow_one_is_rounded_as_on_the_cpu(engine, name):
     exponents = np.arange(256, dtype=np.uint32) << 23
@@ -90,14 +75,6 @@ def test_what_is_not_finite_stays_so(engine, name, bad):
     np.testing.assert_array_equal(found.values, expected.values)
 
 
-@pytest.mark.parametrize("name", ["qsgd8", "qsgd4", "qsgd2"])
-def test_buckets_of_zeros_denormals_and_the_largest(engine, name):
-    largest = float(np.finfo(np.float32).max)
-    values = np.concatenate([np.zeros(512), np.full(512, 1e-45), np.linspace(-largest, largest, 513)])
-    values = values.astype(np.float32)
-    assert_alike(engine, name, SparseVector(90_000, np.arange(len(values), dtype=np.int32), values))
-
-
 @pytest.mark.parametrize("name", ["gap", "bitmap", "raw32"])
 def test_damaged_messages_are_refused(engine, name):
     vector = sparse(5000, 300)
@@ -105,10 +82,3 @@ def test_damaged_messages_are_refused(engine, name):
     for damaged in (message[:-1], message[:7], np.concatenate([message, message[:3]])):
         with pytest.raises(InvalidArgument, match=f"message: {len(damaged)} bytes are no vector of 5000"):
             decoded(engine, name, damaged, 5000)
-
-
-def test_gaps_beyond_the_vector_are_refused_when_checked(engine):
-    message = make_codec("gap").encode(sparse(5000, 300))
-    message[4 : -300 * 4] = 0  # no ones
-    with pytest.raises(InvalidArgument, match="are no vector of 5000"):
-        decoded(engine, "gap", message, 5000)

@@ -11,7 +11,6 @@ import pytest
 from commlib import CODECS, SELECTORS
 from commlib.errors import InvalidArgument, UnknownName
 from commlib.gpu import (
-    Buffers,
     DeviceCodec,
     GpuUnavailable,
     OutOfDeviceMemory,
@@ -129,29 +128,6 @@ def test_a_module_is_compiled_once_and_launched_as_asked(monkeypatch):
     assert [type(each) for each in given] == [np.uintp, np.int64]
 
 
-def test_another_process_finds_what_was_compiled(monkeypatch, tmp_path):
-    for capability, compiled in (((9, 0), 1), ((9, 0), 0), ((8, 0), 1)):
-        cupy = FakeCuPy(capability)
-        monkeypatch.setitem(sys.modules, "cupy", cupy)
-        CuPyEngine(0).launch(Source("norms"), "add_chunks", 1)
-        assert (len(cupy.compiled), cupy.loaded) == (compiled, [b"a cubin"])
-    assert len(list((tmp_path / "cloudtrain" / "kernels").iterdir())) == 2  # and nothing half written
-
-
-@pytest.mark.parametrize(
-    "damage", [lambda whole: b"", lambda whole: whole[:-1], lambda whole: b"0" + whole[1:]]
-)
-def test_what_is_damaged_is_compiled_anew_and_mended(monkeypatch, tmp_path, damage):
-    for run, compiled in enumerate((1, 1, 0)):
-        cupy = FakeCuPy()
-        monkeypatch.setitem(sys.modules, "cupy", cupy)
-        CuPyEngine(0).launch(Source("norms"), "add_chunks", 1)
-        assert (len(cupy.compiled), cupy.loaded) == (compiled, [b"a cubin"])
-        [file] = (tmp_path / "cloudtrain" / "kernels").iterdir()
-        if run == 0:
-            file.write_bytes(damage(file.read_bytes()))
-
-
 class FakeArray(SimpleNamespace):
     def __init__(self, address):
         super().__init__(data=SimpleNamespace(ptr=address))
@@ -183,17 +159,6 @@ def test_a_prepared_kernel_gets_what_changes_before_what_does_not(monkeypatch):
         (77, shape, 9, 0, [4096, 0, 1, 2**64 - 2, half, 1 << 40]),
         (77, shape, 9, 0, [8192, 64, 1, 2**64 - 2, half, 1 << 40]),
     ]
-
-
-def test_an_allocator_that_raises_cuda_s_error_is_short_of_memory_too(monkeypatch):
-    cupy = FakeCuPy()
-    cupy.empty = cupy.asarray = Mock(side_effect=RuntimeError("cudaErrorMemoryAllocation: out of memory"))
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
-    buffers = Buffers(CuPyEngine(0), "a plan")
-    with pytest.raises(OutOfDeviceMemory, match="a plan: 800 bytes for sums do not fit; .*: nothing"):
-        buffers.get("sums", 100, np.float64)
-    with pytest.raises(OutOfDeviceMemory, match="a plan: 24 bytes for bounds do not fit"):
-        buffers.put("bounds", np.zeros(3, np.uint64))
 
 
 def test_memory_that_is_short_is_told_with_what_is_held(emulate):

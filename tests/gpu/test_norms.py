@@ -32,15 +32,3 @@ def test_short_segments_have_the_bits_of_the_cpu_and_long_ones_are_right_to_roun
         wide = segment.astype(np.float64)
         exact = math.fsum((wide * wide).tolist())
         assert abs(square - exact) <= (521 + size / 2**21) * EPSILON * exact, (size, SEED)
-
-
-def test_large_and_small_values_neither_overflow_nor_vanish(engine):
-    vector = np.array([3e38, -3e38, 1e-45, 1e-45], np.float32)
-    found = squares_of(engine, vector, [2, 2])
-    assert found.tolist() == [2 * float(vector[0]) ** 2, 2 * float(vector[2]) ** 2]
-
-
-def test_the_order_of_blocks_changes_no_bit(emulate):
-    vector = normal(150_000)
-    engines = [emulate(seed, under_way=under_way) for seed, under_way in [(1, 1), (2, 4), (3, 9)]]
-    assert len({squares_of(engine, vector, [70_000, 80_000]).tobytes() for engine in engines}) == 1

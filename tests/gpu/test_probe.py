@@ -3,7 +3,6 @@
 import pytest
 
 from commlib import InvalidArgument, Link, Network, Topology
-from commlib.arrays import finish
 from commlib.transport import nccl, simulated
 from commlib.tuning import probe
 from commlib.tuning.probe import WIRES
@@ -46,15 +45,3 @@ def test_reducers_are_tried_on_gpus(cupy):
     profile = on_gpus(cupy, lambda topology: try_out(topology, probe.measure(topology), SIZE, [0.01]))[0]
     assert profile.trials
     assert all(trial.size == SIZE for trial in profile.trials)
-
-
-def test_a_run_is_over_when_the_gpu_is_done(cupy, monkeypatch):
-    waits = []
-    monkeypatch.setattr(probe, "finish", lambda arrays: (waits.append(arrays), finish(arrays)))
-
-    def body(topology):
-        waits.clear()
-        return probe.slowest(topology.world, lambda: None)
-
-    on_gpus(cupy, body, ranks=1)
-    assert waits == [cupy] * (probe.RUNS + probe.WARM_UP_RUNS)

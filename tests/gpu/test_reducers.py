@@ -6,14 +6,11 @@ Every reducer has the bits of the CPU, and some keep the promises of ``test_prom
 import numpy as np
 import pytest
 
-from commlib import InvalidArgument, SparseVector, Topology, make_reducer
-from commlib.kernels import kernels_of
+from commlib import InvalidArgument, Topology, make_reducer
 from commlib.transport import simulated
-from commlib.vectors import partition, sum_sparse
 from tests.extent import more
 from tests.gpu import on_gpu
-from tests.gpu.on_gpu import FromHost, GPURanks, bodies_of, make_reducer_from_host
-from tests.gpu.test_scatter import rows_of
+from tests.gpu.on_gpu import GPURanks, bodies_of, make_reducer_from_host
 from tests.reducers import test_promises
 from tests.reducers.test_promises import gradient
 
@@ -51,41 +48,6 @@ def train(comm, label, make):
 def test_every_bit_and_every_byte_is_that_of_the_cpu(world_size, label):
     found = GPURanks(world_size).run(lambda comm: train(comm, label, make_reducer_from_host))
     assert found == simulated.run(lambda comm: train(comm, label, make_reducer), world_size)
-
-
-@pytest.mark.parametrize("world_size", [3, *more(2, 6)])
-def test_parts_are_added_up_as_on_the_cpu(world_size):
-    def body(comm):
-        bounds = partition(1001, comm.size)
-        return comm.reduce_scatter(rows_of(1001, comm.size)[comm.rank], bounds).tobytes()
-
-    found = GPURanks(world_size, wrap=FromHost).run(body)
-    assert found == simulated.run(body, world_size)
-
-
-def vector_of(size, entries, rank):
-    """``entries`` of them in a row, from the place that is the rank's; all of the vector is a dense one."""
-    values = (np.arange(entries) + 10 * rank + 1).astype(np.float32)
-    indices = None if entries == size else np.arange(rank, rank + entries, dtype=np.int32)
-    return SparseVector(size, indices, values)
-
-
-@pytest.mark.parametrize("entries", [(30, 0, 40), (0, 0), (300, 0, 400), (30, 1000, 40)])
-def test_sums_are_sparse_or_dense_as_on_the_cpu(entries):
-    vectors = [vector_of(1000, each, rank) for rank, each in enumerate(entries)]
-
-    def body(comm):
-        there = comm.arrays.asarray
-        given = [
-            SparseVector(each.size, None if each.is_dense else there(each.indices), there(each.values))
-            for each in vectors
-        ]
-        summed = kernels_of(comm.arrays).sum_sparse(given)
-        return summed.is_dense, *(each.get().tobytes() for each in (summed.indices_or_range, summed.values))
-
-    here = sum_sparse(vectors)
-    expected = here.is_dense, here.indices_or_range.tobytes(), here.values.tobytes()
-    assert GPURanks(1).run(body) == [expected]
 
 
 def test_a_step_of_hitopk_copies_no_vector_to_the_host():

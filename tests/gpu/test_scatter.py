@@ -60,12 +60,6 @@ def test_sums_are_bitwise_those_of_the_cpu(engine, monkeypatch, size, count):
     assert added(engine, vectors, beside=3) == expected(vectors, monkeypatch), SEED
 
 
-@pytest.mark.parametrize(("size", "most"), [(900, None), (30_001, 60)])
-def test_more_ranks_than_threads_of_a_block(engine, monkeypatch, size, most):
-    vectors = ranks_of(size, 300, most)
-    assert added(engine, vectors) == expected(vectors, monkeypatch), SEED
-
-
 def test_indices_may_be_of_64_bits(engine, monkeypatch):
     """As past 2³¹ - 1, which the emulator would take hours for."""
     for module in (commlib.vectors, commlib.gpu.scatter):
@@ -92,22 +86,6 @@ def test_zeros_denormals_and_infinities_are_entries_like_others(engine, given, s
     assert indices == np.array([4], np.int32).tobytes()
     assert values == np.array(sums, np.float32).tobytes()
     assert dense[16:20] == values
-
-
-def test_however_many_vectors_there_are_the_launches_are_as_many(emulate):
-    launched = []
-    for count in (1, 2, 40):
-        engine = emulate(1)
-        added(engine, ranks_of(5000, count))
-        launched.append(engine.launched)
-    assert launched == [["add_to_ranges", "join_ranges", "add_to_dense"]] * 3
-
-
-def test_the_order_of_blocks_changes_no_bit(emulate):
-    vectors = ranks_of(20_000, 5)
-    engines = [emulate(seed, under_way=under_way) for seed, under_way in [(1, 1), (2, 4), (3, 9)]]
-    sums = [added(engine, vectors) for engine in engines]
-    assert sums[0] == sums[1] == sums[2]
 
 
 def test_what_cannot_be_added_is_refused(engine):

@@ -9,9 +9,7 @@ import re
 import sys
 import threading
 from contextlib import nullcontext
-from unittest.mock import Mock
 
-import horovod.tensorflow as hvd
 import keras
 import numpy as np
 import pytest
@@ -122,14 +120,12 @@ def config_of(*words, reducers=("hitopk", "dense")):
 
 
 def on_gpus(config, world_size=3, spoil=None):
-    hvd.init()
     dataset = make_dataset("digits")
     ranks = GPURanks(world_size)
     return ranks.run(lambda comm: learned(comm, config, dataset, spoil)), ranks.cupy
 
 
 def on_both(config, world_size=3, spoil=None):
-    hvd.init()
     dataset = make_dataset("digits")
     on_cpu = simulated.run(lambda comm: learned(comm, config, dataset, spoil), world_size)
     return on_cpu, *on_gpus(config, world_size, spoil)
@@ -150,12 +146,6 @@ def test_norms_of_lamb_are_computed_in_the_graph_and_the_weights_are_those_of_th
             np.testing.assert_allclose(
                 np.frombuffer(left, np.float32), np.frombuffer(right, np.float32), rtol=1e-3, atol=1e-5
             )
-
-
-@pytest.mark.parametrize("reducers", [("torus2d", "hioktopk"), *more(("oktopk", "torus2d"))], ids="-".join)
-def test_norms_are_computed_with_every_reducer(reducers):
-    on_cpu, on_gpu, _ = on_both(config_of(LARS, reducers=reducers))
-    assert on_gpu == on_cpu
 
 
 @pytest.mark.parametrize("case", ["lars", *more("plain")])
@@ -286,31 +276,3 @@ def test_why_a_gpu_is_left_out_is_said_alike_on_all_ranks(monkeypatch, machine, 
 def test_a_transport_by_name_that_cannot_be_is_refused(monkeypatch, transport):
     with pytest.raises(ConfigurationError, match=f"transport: .*got {re.escape(transport)}: TensorFlow"):
         outcome(monkeypatch, Machine(seen=(0, 0)), transport)
-
-
-def test_nodes_stay_as_they_were_given(monkeypatch):
-    def body(comm):
-        cupy.nccl.speaks_as(comm)
-        topology, _ = gpus.with_gpus(Topology(comm, ranks_per_node=[1, 2]), "auto")
-        return topology.nodes
-
-    monkeypatch.setattr(gpus, "_seen_by_tensorflow", lambda: 1)
-    monkeypatch.setattr(gpus, "gpus_here", lambda: 1)
-    with installed(FakeCuPy()) as cupy:
-        assert simulated.run(body, world_size=3) == [((0,), (1, 2))] * 3
-
-
-def test_a_topology_of_gpus_is_no_transport_of_host_memory():
-    def body(comm):
-        with pytest.raises(ConfigurationError, match="transport: expected nccl or auto .*got mpi"):
-            gpus.with_gpus(Topology(comm), "mpi")
-        return gpus.with_gpus(topology := Topology(comm), "auto") == (topology, None)
-
-    assert GPURanks(2).run(body) == [True, True]
-
-
-def test_gpus_that_tensorflow_numbers_otherwise_are_left_out(monkeypatch):
-    refuse = Mock(side_effect=gpus.InvalidArgument("other numbers"))
-    monkeypatch.setattr(adapter, "tensorflow_device", refuse)
-    (_, said), _ = outcome(monkeypatch, Machine(cupy=FakeCuPy()))
-    assert said.startswith("gradients go through host memory: TensorFlow and CUDA number the GPUs of rank 0")

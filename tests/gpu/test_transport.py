@@ -9,12 +9,10 @@ import pytest
 from commlib import InvalidArgument, PeerFailed, Topology, make_reducer
 from commlib.gpu import OutOfDeviceMemory
 from commlib.transport import nccl, simulated
-from commlib.vectors import partition
 from tests.extent import more
 from tests.gpu.fake_cupy import FakeCuPy, installed
 from tests.gpu.fake_nccl import NcclError
-from tests.gpu.on_gpu import FromHost, GPURanks, bodies_of, kernels_for, make_reducer_from_host
-from tests.gpu.test_reducers import train
+from tests.gpu.on_gpu import FromHost, GPURanks, bodies_of
 from tests.transport import test_communicator
 
 # NCCL waits for ever for what it was promised, and its messages have no pieces.
@@ -59,16 +57,6 @@ def test_parts_of_different_lengths_are_broadcast_by_their_owners_in_one_group()
     assert launches(body) == ["broadcast"] * 3 * 4
 
 
-def test_messages_posted_together_are_one_group():
-    def body(comm):
-        outgoing, incoming = comm.arrays.zeros((3, 5), np.float32), comm.arrays.zeros((3, 5), np.float32)
-        comm.exchange(list(outgoing), list(incoming))
-
-    ranks = GPURanks(3)
-    ranks.run(body)
-    assert [len(groups) for groups in ranks.cupy.nccl.groups.values()] == [1, 1, 1]
-
-
 # ------------------------------------------------------------- streams
 
 
@@ -85,16 +73,6 @@ def test_a_sent_buffer_may_be_overwritten_once_its_send_was_waited_for():
     assert GPURanks(3).run(body) == [[(rank - 1) % 3] * 9 for rank in range(3)]
 
 
-def test_the_caller_may_use_any_stream():
-    def body(comm):
-        with comm.arrays.cuda.Stream(non_blocking=True) as stream:
-            part = comm.reduce_scatter(comm.arrays.full(8, 1.0, np.float32), partition(8, comm.size))
-            stream.synchronize()
-        return part.get().tolist()
-
-    assert GPURanks(2).run(body) == [[2.0] * 4] * 2
-
-
 # ------------------------------------------------------------- through MPI between nodes
 
 
@@ -105,22 +83,6 @@ def test_between_nodes_messages_go_by_mpi_and_inside_by_nccl():
 
     seen = GPURanks(4, between="mpi").run(body, ranks_per_node=2)
     assert seen == [["StagedCommunicator", "NCCLCommunicator", "StagedCommunicator"]] * 4
-
-
-@pytest.mark.parametrize("label", ["dense", "torus2d", "hitopk-fp32", "oktopk"])
-@pytest.mark.parametrize("ranks_per_node", [2, *more([3, 1], 1)])
-def test_staged_messages_make_the_same_bits_and_bytes(label, ranks_per_node):
-    staged = GPURanks(4, between="mpi")
-    seen = staged.run(lambda comm: train(comm, label, make_reducer_from_host), ranks_per_node)
-    assert seen == simulated.run(lambda comm: train(comm, label, make_reducer), 4, ranks_per_node)
-
-
-@pytest.mark.parametrize("label", ["dense", "torus2d", "hitopk-fp32"])
-def test_simulated_ranks_share_a_gpu(label):
-    """They are threads of one process."""
-    with installed(FakeCuPy(one_process=True)) as cupy, kernels_for(cupy):
-        seen = simulated.run(lambda comm: train(comm, label, make_reducer_from_host), 4, arrays=cupy)
-    assert seen == simulated.run(lambda comm: train(comm, label, make_reducer), 4)
 
 
 # ------------------------------------------------------------- bad input
@@ -137,11 +99,6 @@ def over_fake(gpus=8, ranks_per_node=None, prepare=lambda cupy: None, **options)
 
     with installed(cupy):
         return simulated.run(body, 4, ranks_per_node)
-
-
-def test_ranks_take_the_gpus_of_their_machine_in_order():
-    expected = [f"rank {rank} of 4 on node{rank // 2}, GPU {rank % 2}" for rank in range(4)]
-    assert over_fake(gpus=2, ranks_per_node=2) == expected
 
 
 def no_device(cupy):
