@@ -16,7 +16,7 @@ MODULES = (  # and what their __all__ names
     *("datacache", "datacache.sources", "datacache.tensorflow"),
     *("pto", "pto.keras", "pto.sharded"),
     *("training", "training.config.config", "training.config.records"),
-    *(["commlib.torch"] if find_spec("torch") else []),
+    *(f"commlib.{name}" for name in ("torch", "jax") if find_spec(name)),
 )
 
 

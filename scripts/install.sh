@@ -2,7 +2,7 @@
 # Makes .venv with everything cloudtrain needs, and Horovod where there is a C++ compiler. Quick when nothing changed.
 # usage: scripts/install.sh [EXTRA] [--without-horovod]
 # EXTRA: an extra of pyproject.toml that includes train: train itself, dev (whose tests need Horovod) or gpu;
-#        or torch, which makes .venv-torch: commlib with PyTorch, and what tests/torch needs
+#        or frameworks, which makes .venv-frameworks: commlib with PyTorch and JAX, and what tests/torch and tests/jax need
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 venv="$root/.venv"
@@ -10,7 +10,7 @@ extra=train horovod=yes
 for word; do
     case $word in --without-horovod) horovod=no ;; *) extra=$word ;; esac
 done
-[ "$extra" != torch ] || venv="$root/.venv-torch" horovod=no
+[ "$extra" != frameworks ] || venv="$root/.venv-frameworks" horovod=no
 say() { printf 'cloudtrain: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 
@@ -76,9 +76,9 @@ log="$venv/install.log"
 logged() { "$@" >>"$log" 2>&1 || { tail -n 20 "$log" >&2; die "failed: $* (everything it said: $log)"; }; }
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 
-if [ "$extra" = torch ]; then
-    say "installing PyTorch 2.13.0 and Open MPI 5"
-    logged pip install -e "$root[torch]" torch==2.13.0 hypothesis pytest pytest-timeout scikit-learn
+if [ "$extra" = frameworks ]; then
+    say "installing PyTorch 2.13.0, JAX and Open MPI 5"
+    logged pip install -e "$root[torch,jax]" torch==2.13.0 optax hypothesis pytest pytest-timeout scikit-learn
     echo "$stamp" >"$stamp_file"
     exit 0
 fi

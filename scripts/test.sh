@@ -2,7 +2,7 @@
 # Makes .venv (see install.sh), checks style and types, and runs the tests. A stage that fails does not keep the
 # others from running.
 # usage: scripts/test.sh             what a change has to pass: ten minutes on two cores
-#        scripts/test.sh ci          the same, what takes longer, PyTorch, and the tests on a cluster of namespaces
+#        scripts/test.sh ci          the same, what takes longer, PyTorch and JAX, and the tests on a cluster of namespaces
 #        scripts/test.sh all         the same as ci, with large tables, many drawn examples, and faults of real ranks
 #        scripts/test.sh ARGUMENT…   only pytest with these arguments: scripts/test.sh -k hitopk
 set -euo pipefail
@@ -22,8 +22,8 @@ leave_out="cluster or faults"
 [ $# -gt 0 ] || leave_out="slow or $leave_out"
 stage "${pytest[@]}" -q --numprocesses auto --dist worksteal -m "not ($leave_out)"
 if [ $# -gt 0 ]; then
-    stage ./scripts/install.sh torch
-    stage .venv-torch/bin/python -m pytest -q tests/torch
+    stage ./scripts/install.sh frameworks
+    stage .venv-frameworks/bin/python -m pytest -q tests/torch tests/jax
     # Only the files that have such tests: to collect all takes a while.
     marked() { grep -rl --include='test_*.py' "mark\.$1" tests; }
     # These measure what passes the links of a cluster, and want the cores for themselves.

@@ -13,7 +13,15 @@ import pytest
 
 from tests.launching import ROOT
 
-HEAVY = ["tensorflow", "keras", "torch", "horovod", "cupy", "mpi4py.MPI"]  # seconds, a GPU, or a started MPI
+HEAVY = [
+    "tensorflow",
+    "keras",
+    "torch",
+    "jax",
+    "horovod",
+    "cupy",
+    "mpi4py.MPI",
+]  # seconds, a GPU, or a started MPI
 PACKAGES = [
     "commlib",
     "commlib.gpu",
@@ -34,6 +42,7 @@ ADAPTERS = {
     },
     "keras": {"commlib.keras", "pto.keras", "pto.sharded"},
     "torch": {"commlib.torch"},
+    "jax": {"commlib.jax"},
     "horovod": set(),
     "cupy": {"commlib.gpu.cupy_engine", "commlib.transport.nccl"},
     "mpi4py": {"commlib.transport.ending", "commlib.transport.mpi", "commlib.transport.watchdog"},

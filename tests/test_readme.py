@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from commlib import REDUCERS
-from tests.launching import DIGITS, ROOT, mpirun, python_on_ranks, run, tail
+from tests.launching import DIGITS, ROOT, run, tail
 from training.config.config import load
 
 README = (ROOT / "README.md").read_text()
@@ -67,26 +67,3 @@ def test_the_horovodrun_command_trains(tmp_path):
     result = run(*command, *brief)
     assert result.returncode == 0, tail(result)
     assert "test accuracy" in result.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.launch
-def test_a_loop_of_ones_own_learns_on_two_ranks(tmp_path):
-    program = tmp_path / "loop.py"  # TensorFlow compiles what it can read
-    program.write_text(python_block("DistributedGradients"))
-    result = mpirun(2, sys.executable, str(program))
-    assert result.returncode == 0, tail(result)
-    losses = re.findall(r"rank \d: loss (\S+)", result.stdout)
-    assert len(losses) == 2
-    assert all(float(loss) < 0.1 for loss in losses)  # 8 at the start
-
-
-@pytest.mark.slow
-@pytest.mark.launch
-def test_fit_learns_on_two_ranks_which_end_with_the_same_weights():
-    result = python_on_ranks(2, python_block("DistributedOptimizer"))
-    assert result.returncode == 0, tail(result)
-    weights = re.findall(r"weights (\[.*?\])", result.stdout, re.DOTALL)
-    assert len(weights) == 2
-    assert weights[0] == weights[1]
-    assert all(abs(float(weight) - 1) < 0.05 for weight in re.findall(r"[\d.]+", weights[0]))

@@ -8,7 +8,7 @@ import pytest
 from commlib import REDUCERS, InvalidArgument, RanksDisagree, UnknownName
 from commlib.errors import UseAfterClose
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed here: scripts/install.sh torch")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed here: scripts/install.sh frameworks")
 
 from torch import distributed  # noqa: E402
 

@@ -6,7 +6,7 @@ import pytest
 
 from commlib import InvalidArgument
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed here: scripts/install.sh torch")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed here: scripts/install.sh frameworks")
 
 from commlib.torch import LocalSteps  # noqa: E402
 from tests.torch.models import batches, in_ddp, loss_of, network, weights_of  # noqa: E402
