@@ -225,6 +225,12 @@ def test_xla_is_refused_in_one_line_and_switched_off_by_the_callbacks(monkeypatc
     assert simulated.run(body, 1) == [1]
 
 
+def test_keras_on_another_backend_is_refused_with_the_way_to_go(monkeypatch):
+    monkeypatch.setattr(keras.config, "backend", lambda: "torch")
+    with pytest.raises(InvalidArgument, match="KERAS_BACKEND: expected tensorflow, got torch: commlib.torch"):
+        simulated.run(distributed, 1)
+
+
 # ------------------------------------------------------------- what Keras does with an optimizer
 
 

@@ -64,6 +64,11 @@ class DistributedOptimizer:
         bucket_bytes: int | None = None,
         overlap: bool = False,
     ) -> None:
+        if keras.config.backend() != "tensorflow":
+            raise InvalidArgument(
+                f"KERAS_BACKEND: expected tensorflow, got {keras.config.backend()}: "
+                "commlib.torch and commlib.jax serve loops of your own in PyTorch and JAX"
+            )
         inner = _optimizer_of(optimizer)
         if keras.config.dtype_policy().name == "mixed_float16" and not _has_loss_scale(inner):
             inner = keras.optimizers.LossScaleOptimizer(inner)
