@@ -1,0 +1,141 @@
+r"""PyTorch's DistributedDataParallel with our hook, and with its own hooks over Gloo: seconds, and the loss.
+
+    python -m benchmarks.emulated up --nodes 4 --rate 0.2gbit      # as root
+    python -m benchmarks.emulated run -- .venv-frameworks/bin/mpirun --allow-run-as-root --bind-to none \
+        -H node1:1,node2:1,node3:1,node4:1 --mca btl_tcp_if_include eth0 -x GLOO_SOCKET_IFNAME=eth0 \
+        -x OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m benchmarks.torch_ddp
+
+A network of ten million weights learns scikit-learn's digits. Every subject begins with the same weights and
+sees the same batches; a step takes as long as on its slowest rank. Rank 0 prints a JSON object each, with
+its ``ratio`` to DDP over Gloo as it comes. PowerSGD has a single bucket: with several, its callbacks wait for
+each other in Gloo's two threads, for ever.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import commlib
+from commlib.torch import DistributedGradients, init_process_group, register
+
+PLAIN = "ddp over gloo"
+WARM_UP_STEPS = 4  # in which DDP makes its buckets, PowerSGD starts, and our hook begins to overlap
+
+
+def powersgd(ddp: DistributedDataParallel) -> None:
+    """Register PyTorch's PowerSGD hook of rank 4, from the third step on."""
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+    ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+
+def subjects(topology: commlib.Topology) -> dict[str, Callable[[Any], DistributedGradients | None]]:
+    """Return what registers the hook of each subject."""
+    ours = {
+        "dense": {"name": "dense"},
+        "hitopk": {"name": "hitopk", "density": 0.01},
+        "hitopk, gap+fp16": {"name": "hitopk", "density": 0.01, "wire": "gap+fp16"},
+        "oktopk": {"name": "oktopk", "density": 0.01},
+    }
+    return {
+        PLAIN: lambda ddp: None,
+        "ddp, fp16 hook": lambda ddp: ddp.register_comm_hook(None, default_hooks.fp16_compress_hook),
+        "ddp, PowerSGD hook of rank 4": powersgd,
+        **{name: lambda ddp, config=config: register(ddp, topology, config) for name, config in ours.items()},
+    }
+
+
+def network() -> nn.Sequential:
+    """Return the network, with the same weights each time."""
+    torch.manual_seed(1)
+    layers = [nn.Linear(64, 3000), nn.ReLU(), nn.Linear(3000, 3000), nn.ReLU(), nn.Linear(3000, 300)]
+    return nn.Sequential(*layers, nn.ReLU(), nn.Linear(300, 10))
+
+
+def batches(rank: int, ranks: int, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield this rank's images and labels of every step."""
+    images, labels = load_digits(return_X_y=True)
+    rng = np.random.default_rng(2)
+    while True:
+        own = rng.integers(0, len(images), size * ranks)[rank::ranks]
+        yield torch.tensor(images[own] / 16, dtype=torch.float32), torch.tensor(labels[own])
+
+
+def measured(
+    topology: commlib.Topology, hook: Callable[[Any], Any], steps: int, batch: int
+) -> dict[str, Any]:
+    """Train from the first weights on; return the seconds of each step, the loss, and what was hidden."""
+    world = topology.world
+    ddp = DistributedDataParallel(network(), bucket_cap_mb=1024 if hook is powersgd else None)
+    gradients = hook(ddp)
+    optimizer = torch.optim.SGD(ddp.parameters(), 0.05, momentum=0.9)
+    seconds, losses, hidden = [], [], []
+    given = batches(world.rank, world.size, batch)
+    for _ in range(WARM_UP_STEPS + steps):
+        images, labels = next(given)
+        world.barrier()
+        start = time.perf_counter()
+        loss = nn.functional.cross_entropy(ddp(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seconds.append(time.perf_counter() - start)
+        losses.append(loss.item())
+        if gradients is not None and gradients.report.busy:
+            hidden.append(gradients.report.hidden / gradients.report.busy)
+    if gradients is not None:
+        gradients.close()
+    everywhere = world.allgather_objects((seconds, losses))
+    slowest = np.max([times for times, _ in everywhere], axis=0)[WARM_UP_STEPS:]
+    last = np.mean([losses for _, losses in everywhere], axis=0)[-10:]
+    share = float(np.median(hidden[WARM_UP_STEPS:])) if hidden[WARM_UP_STEPS:] else None
+    return {"seconds": slowest, "loss": float(last.mean()), "hidden_share": share}
+
+
+def main() -> None:
+    """Measure all subjects in turn, on the ranks of this job."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--batch", type=int, default=16, help="samples of a rank in a step")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    topology = commlib.Topology(commlib.transport.mpi.world())
+    init_process_group(topology)
+    plain = None
+    for name, hook in subjects(topology).items():
+        found = measured(topology, hook, given.steps, given.batch)
+        seconds = found["seconds"]
+        plain = plain or float(np.median(seconds))
+        record = {
+            "bench": "torch_ddp",
+            "case": {
+                "ranks_of_nodes": [len(node) for node in topology.nodes],
+                "weights": sum(each.numel() for each in network().parameters()),
+                "batch_size": given.batch,
+                "cores": os.cpu_count(),
+            },
+            "subject": name,
+            "seconds": {
+                **{which: float(getattr(np, which)(seconds)) for which in ("median", "min", "max")},
+                "runs": len(seconds),
+            },
+            "peer": PLAIN,
+            "ratio": plain / float(np.median(seconds)),
+            **{key: found[key] for key in ("loss", "hidden_share")},
+            "torch": torch.__version__,
+        }
+        if topology.world.rank == 0:
+            print(json.dumps(record), flush=True)
+
+
+if __name__ == "__main__":
+    main()
