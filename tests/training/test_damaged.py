@@ -1,10 +1,7 @@
-"""Damaged configurations and profiles are refused in one line of bounded length, or are valid."""
+"""A damaged profile is refused in one line of bounded length, or is used."""
 
 import json
 import random
-from pathlib import Path
-
-import pytest
 
 from commlib import InvalidArgument, Link, Network, Topology
 from commlib.cost import Speeds
@@ -12,12 +9,10 @@ from commlib.errors import LONGEST_LINE
 from commlib.transport import simulated
 from commlib.tuning.probe import WIRES, Candidate, Profile, Trial, job_of
 from tests.extent import ALL
-from training.config.config import Config, ConfigurationError, load
+from tests.launching import DIGITS
+from training.config.config import load
 from training.run.autotune import choose_reducers
 
-FOLDER = Path(__file__).parents[2] / "configs"
-CONFIGS = [path for path in sorted(FOLDER.rglob("*.yaml")) if "task: linear" not in path.read_text()]
-DIGITS = next(path for path in CONFIGS if path.name == "digits.yaml")
 TRIES = 600 if ALL else 100
 TOO_LONG = 2 * LONGEST_LINE  # with what is escaped
 
@@ -29,51 +24,6 @@ def line_of(error: BaseException) -> str:
     assert len(line) < TOO_LONG
     return line
 
-
-def refused(path: Path, *words: str) -> str:
-    with pytest.raises(ConfigurationError) as caught:
-        load(path, words)
-    return line_of(caught.value)
-
-
-DAMAGED = {
-    "density: " + "9" * 5000: "not YAML: a value does not have its type: Exceeds the limit",
-    f"include: {DIGITS}\nseed: "
-    + "9" * 400: "seed: expected a whole number from 0 to 2³¹ − 1, got a number of",
-    f"include: {DIGITS}\nclip_norm: -1e99999": "clip_norm: expected a number above 0, got -inf",
-    f"include: {DIGITS}\nclip_norm: " + "9" * 400: "clip_norm: ",
-    "digits": "expected keys and values, got 'digits'",
-    "name: \0": "not YAML: special characters are not allowed",
-    f"include: {DIGITS}\nmodel: a\u202eb": 'model.name: unknown model "a\\u202eb"',
-    f"include: {DIGITS}\n3: 4": "3: unknown key",
-    "a: !!int x": "not YAML: a value does not have its type",
-    "a: !!python/name:os.system": "line 1: not YAML: could not determine a constructor for the tag",
-    "? [a]\n: 1": "line 1: not YAML: found unhashable key",
-    "include: " + "x/" * 4000: "cannot be read: File name too long",
-}
-
-
-@pytest.mark.parametrize("text", DAMAGED, ids=lambda text: ascii(text[:30]))
-def test_a_damaged_configuration_is_refused_in_one_bounded_line(tmp_path, text):
-    path = tmp_path / "run.yaml"
-    path.write_text(text)
-    assert DAMAGED[text] in refused(path)
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("dataset=" + "x" * 9000, 'dataset.name: unknown dataset "xxx'),
-        ("a" * 100_000, "aaa: expected key=value"),
-        ("\x1b=1", "\\x1b: unknown key (known here: "),
-    ],
-    ids=lambda text: ascii(text[:20]),
-)
-def test_values_in_messages_are_short_and_escaped(word, message):
-    assert message in refused(DIGITS, word)
-
-
-# at random, but the same each time
 
 NUMBERS = [
     *("-1", "0", "1e400", ".nan", "9" * 400, "true", "1_000", "0x_", "1e-400", "2147483648", "''", "null")
@@ -106,39 +56,6 @@ def damaged(text: str, chance: random.Random) -> str:
         )
         text = text[:at] + piece + text[until:]
     return text
-
-
-def test_many_damaged_configurations_are_valid_or_refused_in_one_line(tmp_path):
-    chance, valid = random.Random(15), 0
-    for number in range(TRIES):
-        source = CONFIGS[number % len(CONFIGS)]
-        path = source.with_name(source.name)
-        text = damaged(path.read_text(), chance)
-        (tmp_path / "presets").mkdir(exist_ok=True)
-        for preset in (source.parent / "presets").glob("*.yaml"):
-            (tmp_path / "presets" / preset.name).write_bytes(preset.read_bytes())
-        (tmp_path / "run.yaml").write_bytes(text.encode("utf-8", "surrogatepass"))
-        try:
-            assert isinstance(load(tmp_path / "run.yaml"), Config)
-            valid += 1
-        except ConfigurationError as error:
-            line_of(error)
-    assert 0 < valid < TRIES
-
-
-def test_many_damaged_words_are_valid_or_refused_in_one_line():
-    chance = random.Random(15)
-    words = [
-        "phases.0.learning_rate={start: 0.1, end: 0}",
-        "dataset.path=x",
-        "phases[1].epochs=3",
-        "reducer.density=0.1",
-    ]
-    for _ in range(TRIES):
-        try:
-            assert isinstance(load(DIGITS, [damaged(chance.choice(words), chance)]), Config)
-        except ConfigurationError as error:
-            line_of(error)
 
 
 def whole_profile(topology: Topology) -> Profile:
