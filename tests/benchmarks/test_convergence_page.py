@@ -1,13 +1,9 @@
 """docs/convergence.md shows what its records hold."""
 
-import re
-
 import numpy as np
 
 from benchmarks import convergence
 from benchmarks.drawing.pages import with_block
-
-CITED = r"(figure|section|assumption|theorem) [\d.]+"  # places in papers
 
 
 def test_the_tables_are_those_of_the_records():
@@ -16,21 +12,6 @@ def test_the_tables_are_those_of_the_records():
     assert found
     for name, text in found.items():
         assert with_block(page, name, text) == page
-
-
-def test_the_prose_has_no_number_besides_those_of_variants_layouts_and_papers():
-    content = convergence.plan()
-    names = {*content["variants"], *(each["title"] for each in content["experiments"].values())}
-    for experiment in content["experiments"].values():
-        names |= {" + ".join(map(str, runs["ranks"])) for runs in experiment["runs"]}
-    for variant in content["variants"].values():
-        if variant["reducer"] != "dense":
-            names.add(f"{100 * variant['reducer']['density']:g} %")
-    prose = re.sub(r"<!-- .*? -->\n.*?<!-- end -->", "", convergence.PAGE.read_text(), flags=re.DOTALL)
-    prose = re.sub(rf"{CITED}|`[^`]*`|\]\([^)]*\)", "", prose, flags=re.IGNORECASE)
-    for name in sorted(names, key=len, reverse=True):
-        prose = prose.replace(name, "")
-    assert re.findall(r"\S*\d\S*", prose) == []
 
 
 def test_every_record_is_of_a_case_of_the_plan_and_no_case_has_two():

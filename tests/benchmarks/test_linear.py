@@ -5,12 +5,9 @@ import json
 import pytest
 
 from benchmarks import linear as linear_bench
-from benchmarks.drawing import linear
-from benchmarks.drawing.pages import newest
 from benchmarks.jobs import record_of
 from benchmarks.linear import MOST_PASSES, LinearCase, measure_alone, measure_ranks, of_one_rank, of_ranks
 from commlib.transport import simulated
-from tests.launching import ROOT
 from training.bench.record import WrongResult
 
 SMALL = LinearCase("url", "logistic", "sgd", steps=2, passes=2, batch_size=20)
@@ -57,13 +54,6 @@ def test_another_objective_is_an_error(monkeypatch):
         records(["dense", "torus2d"])
 
 
-def test_coordinate_descent_is_measured_too():
-    case = LinearCase("url", "squared_hinge", "coordinate", steps=1, passes=1, batch_size=5)
-    dense, sparse = records(["dense", "allgather"], case)
-    assert sparse.case["steps_of_pass"] == dense.case["steps_of_pass"] > 1
-    assert sparse.more["entries"]["applied"] <= 100 * 4 + 1
-
-
 def test_one_rank_is_against_scikit_learn(monkeypatch):
     monkeypatch.setattr("benchmarks.linear.RUNS", 1)
     case = LinearCase("url", "logistic", "sgd", steps=1, passes=3)
@@ -78,11 +68,3 @@ def test_one_rank_is_against_scikit_learn(monkeypatch):
         assert is_reached or each.case["passes"] == MOST_PASSES
         assert ("not reached" in of_one_rank([each], "objective").markdown()) == (not is_reached)
     assert "to the peer's objective" in of_one_rank([sgd], "objective").markdown()
-
-
-def test_the_picture_is_of_the_newest_results():
-    # To draw it again: python -m benchmarks.draw_benchmarks
-    newest_results = newest(ROOT / "benchmarks" / "results")[linear.KIND]
-    assert linear.digest(newest_results) in (ROOT / linear.PICTURE).read_text()
-    page = (ROOT / "docs" / "linear.md").read_text()
-    assert all(table in page for table in linear.tables(newest_results, "../benchmarks/"))

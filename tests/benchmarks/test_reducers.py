@@ -1,15 +1,13 @@
 """Reducers beside all-reduces: who is measured with whom, also on emulated clusters, and what is kept."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import jobs, memory, reducers
+from benchmarks import memory, reducers
 from benchmarks.allreduce import ALLREDUCES, KEEP_MEMORY
-from benchmarks.jobs import Layout
-from benchmarks.reducers import Sweep, measure
+from benchmarks.reducers import measure
 from commlib import REDUCERS, Topology
 from commlib.reducers import Outcome, Reducer
 from commlib.reducers.dense import Dense
@@ -17,7 +15,7 @@ from commlib.transport import simulated
 from commlib.tuning.probe import Gradients
 from tests.launching import ROOT, mpirun, run, tail
 from tests.test_cluster import commands, skip_where_no_cluster_can_be_made
-from training.bench.record import Record, WrongResult
+from training.bench.record import Record
 from training.bench.reducers import Options, Plan
 
 # ------------------------------------------------------------- beside all-reduces, on simulated ranks
@@ -74,18 +72,6 @@ def test_a_reducer_is_beside_all_all_reduces_and_the_peer_is_the_faster_one(simu
         assert (record.peer, record.bytes, record.more["entries"]) == (None, None, None)
         assert (record.more["stages"] is None) == (record.subject != "bare")
         assert record.case["density"] == (0.01 if record.subject == "bare" else None)
-
-
-def test_an_all_reduce_that_is_wrong_is_not_timed(simulated_allreduces, monkeypatch):
-    class Wrong(Dense):
-        def _reduce(self, gradient, buffer):
-            outcome = super()._reduce(gradient, buffer)
-            outcome.mean[5] += 1
-            return outcome
-
-    monkeypatch.setitem(ALLREDUCES, "mpi", Wrong)
-    with pytest.raises(WrongResult, match="^mpi: .* in 1 of 3001"):
-        measured(reducers=["dense"])
 
 
 @pytest.mark.slow
@@ -150,78 +136,6 @@ def test_no_reducer_holds_more_than_four_dense_vectors():
 
 
 # ------------------------------------------------------------- jobs of a cluster
-
-
-def sweep(**given) -> Sweep:
-    own = {"layout": Layout(4, 2), "rates": ["1gbit", "2gbit"], "sizes": [77], "densities": [0.01, 0.001]}
-    return Sweep(**own | {"steps": 20} | given)
-
-
-def told(subject: str, median: float, **keys) -> dict:
-    """Return a record as a job prints it."""
-    seconds = {"median": median, "min": median, "max": median, "runs": 5}
-    case = {"size": 77, "density": None, "wire": None, "ranks_of_nodes": [2, 2], "quick": False}
-    own = {"bench": "reducers", "case": case, "subject": subject, "peer": None, "seconds": seconds}
-    return own | {"peer_seconds": None, "bytes": None, "entries": None, "stages": None} | keys
-
-
-def beside(subject: str, own: float, peers: dict[str, float]) -> dict:
-    """Return a record beside peers, of which the first is its peer."""
-    baselines = {name: told(name, median)["seconds"] for name, median in peers.items()}
-    peer = next(iter(peers))
-    return told(subject, own, peer=peer, peer_seconds=baselines[peer], baselines=baselines)
-
-
-class FakeCluster:
-    """Prints what jobs print, and keeps what was asked for."""
-
-    calls: list[tuple]
-
-    def __init__(self, state: Path) -> None:
-        assert not state.exists()
-
-    def up(self, nodes, rate):
-        self.calls.append(("up", nodes, rate))
-
-    def down(self):
-        self.calls.append(("down",))
-
-    def records(self, layout, words, environment, timeout, what):
-        algorithm = environment.get("OMPI_MCA_coll_tuned_allreduce_algorithm")
-        density = words[words.index("--density") + 1] if "--density" in words else None
-        is_kept = KEEP_MEMORY.items() <= environment.items()
-        self.calls.append(("run", "memory kept" if is_kept else density, algorithm))
-        if is_kept:
-            yield from (told("dense", 1.0), told("mpi", 5.0), told("horovod", 7.0), told("bare", 1.0))
-        elif density is None:
-            yield beside("dense", 1.0, {"mpi": {None: 4.0, "4": 2.0, "5": 1.0, "6": 3.0}[algorithm]})
-            yield told("mpi", 1.0)
-        else:
-            yield beside("hitopk", 3.0, {"mpi": 6.0})
-            yield from (told("mpi", 6.0), told("horovod", 6.0), told("bare", 1.0))
-
-
-def test_a_sweep_probes_each_size_at_each_rate_and_measures_each_density_with_the_best(monkeypatch):
-    fake = type("Fake", (FakeCluster,), {"calls": []})
-    monkeypatch.setattr(jobs, "EmulatedCluster", fake)
-    records = list(sweep(reducers=["hitopk"]).records())
-    probes = [("run", None, number) for number in (None, "4", "5", "6")]
-    work = [*probes, *(("run", what, "5") for what in ("memory kept", "0.01", "0.001"))]
-    assert fake.calls == [("up", 4, "2gbit"), ("up", 4, "1gbit"), *work, ("up", 4, "2gbit"), *work, ("down",)]
-    of_a_rate = [
-        *[("probe", "dense")] * 4,
-        *(("reducers", each) for each in ["hitopk", "mpi", "horovod", "bare"]),
-    ]
-    of_a_rate += [("reducers", "hitopk"), ("reducers", "bare")]  # all-reduces have no density: measured once
-    of_a_rate += [("reducers", "mpi, memory kept"), ("reducers", "horovod, memory kept")]
-    assert [(record["bench"], record["subject"]) for record in records] == 2 * of_a_rate
-    algorithms = ["default", "ring", "segmented ring", "Rabenseifner", *["segmented ring"] * 8]
-    assert [record["case"]["mpi_algorithm"] for record in records] == 2 * algorithms
-    assert [record["case"]["rate"] for record in records] == ["1gbit"] * 12 + ["2gbit"] * 12
-    for record in records:
-        if record["subject"] == "hitopk":  # the all-reduce whose memory is kept was the faster one
-            assert list(record["baselines"]) == ["mpi", "mpi, memory kept", "horovod, memory kept"]
-            assert (record["peer"], record["ratio"]) == ("mpi, memory kept", pytest.approx(5 / 3))
 
 
 @pytest.mark.cluster

@@ -11,21 +11,10 @@ from tests import extent
 from tests.launching import DIGITS, run, tail
 from tests.training import small
 from tests.training.small import ALONE, phase, trainer
-from training import Trainer
 from training.config.config import load
 from training.models import MODELS
 
 STEPS = 12
-LSTM = """
-name: lstm
-task: {name: language_model, streams: true}
-dataset: {name: synthetic_text, tokens: 25, samples: 60, test_samples: 20, words: 8}
-model: {name: lstm_lm_small, units: 8, layers: 1}
-optimizer: {name: sgd, momentum: 0.0}
-reducer: dense
-phases:
-  - {epochs: 2, sequence_length: 6, batch_size: 4, learning_rate: 1.0}
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -50,17 +39,6 @@ def test_dense_ranks_train_as_one_rank_that_adds_up_as_many_parts(tmp_path):
     assert trained.summary.metrics == alone.metrics
     ours, others = last_epoch(tmp_path / "ranks"), last_epoch(tmp_path / "alone")
     assert ours["loss"] == pytest.approx(others["loss"], rel=1e-6)
-
-
-def test_each_rank_carries_the_state_of_its_own_streams(tmp_path):
-    (tmp_path / "lstm.yaml").write_text(LSTM)
-    made = load(tmp_path / "lstm.yaml", [f"output={tmp_path}/ranks"])
-    simulated_ranks.train(made, [1, 1])
-    keras.utils.clear_session()
-    Trainer(load(tmp_path / "lstm.yaml", [f"output={tmp_path}/alone"])).fit()
-    ours, others = last_epoch(tmp_path / "ranks"), last_epoch(tmp_path / "alone")
-    for metric in ("loss", "perplexity"):
-        assert ours[metric] == pytest.approx(others[metric], rel=1e-5)
 
 
 def test_phases_switch_reducers_and_densities_of_all_ranks(tmp_path):
@@ -135,66 +113,6 @@ def test_ranks_have_optimizers_of_their_own_and_an_outer_one(tmp_path):
         losses[name] = last_epoch(tmp_path / name)["loss"]
     assert losses["one"] == pytest.approx(losses["none"], rel=1e-6)
     assert losses["half"] > losses["none"] * 1.001
-
-
-def weights_after(folder, models, phases, *words):
-    made = load(DIGITS, [*ALONE, "model=linear", f"phases=[{', '.join(phases)}]", f"output={folder}", *words])
-    simulated_ranks.train(made, [1, 1, 1])
-    model, _ = models[-1]
-    return np.concatenate([variable.numpy().ravel() for variable in model.variables])
-
-
-def test_with_a_frozen_variance_a_mean_of_the_ranks_own_steps_is_a_step_along_the_mean(tmp_path, watched):
-    """A step is linear then; with a variance of each rank it is not, and the mean is another."""
-    _, models = watched
-    dense, own = phase(steps=4, batch=66), phase(steps=8, batch=66, local_steps=1)
-    frozen = "optimizer={name: adam, freeze_variance: 4}"
-    together = weights_after(tmp_path / "1", models, [dense, phase(steps=8, batch=66)], frozen)
-    apart = weights_after(tmp_path / "2", models, [dense, own], frozen)
-    np.testing.assert_allclose(apart, together, rtol=0, atol=1e-6)  # 8 differences of weights in float32
-    adam = "optimizer={name: adam}"
-    together = weights_after(tmp_path / "3", models, [dense, phase(steps=8, batch=66)], adam)
-    assert np.abs(weights_after(tmp_path / "4", models, [dense, own], adam) - together).max() > 1e-4
-
-
-def test_what_ranks_hold_back_of_gradients_is_applied_before_their_first_differences(tmp_path, monkeypatch):
-    seen, settle = [], simulated_ranks.RanksStep.settle
-
-    def watched(self, pace):
-        residuals = [np.copy(gradients.exchange.residual) for gradients in self.ranks.gradients]
-        before = np.concatenate([variable.numpy().ravel() for variable in self.model.variables])
-        sent = settle(self, pace).sent
-        after = np.concatenate([variable.numpy().ravel() for variable in self.model.variables])
-        seen.append((np.mean(residuals, axis=0, dtype=np.float64), before - after, sent.inter))
-        assert not any(gradients.exchange.residual.any() for gradients in self.ranks.gradients)
-        return settle(self, pace)  # there is nothing left to apply
-
-    monkeypatch.setattr(simulated_ranks.RanksStep, "settle", watched)
-    sparse = phase(steps=4, batch=66, reducer="{name: allgather, density: 0.1}")
-    local = phase(steps=2, batch=66, local_steps=1, reducer="{name: allgather, density: 0.1}")
-    words = [f"phases=[{sparse}, {local}]", "optimizer={name: sgd, momentum: 0.0}", f"output={tmp_path}"]
-    simulated_ranks.train(load(DIGITS, [*ALONE, "model=linear", *words]), [1, 1, 1])
-    ((held_back, moved, sent),) = seen
-    assert held_back.any()
-    assert sent > 0
-    np.testing.assert_allclose(moved, 0.1 * held_back, rtol=0, atol=1e-7)  # float32
-
-
-def test_a_round_with_bad_numbers_on_one_rank_is_skipped_by_all(tmp_path, watched, monkeypatch):
-    _, models = watched
-    submit, found = simulated_ranks.LocalSteps.submit, []
-
-    def spoiled(self, bucket, gradient):
-        found.append(self)
-        submit(self, bucket, gradient * (np.nan if len(found) == 2 else 1))  # of rank 1 in the first step
-
-    monkeypatch.setattr(simulated_ranks.LocalSteps, "submit", spoiled)
-    made = config(tmp_path, batch=64, local_steps=STEPS)
-    trained = simulated_ranks.train(made, [1, 1])
-    ((model, first),) = models
-    for variable, expected in zip(model.variables, first, strict=True):
-        np.testing.assert_array_equal(variable.numpy(), expected)
-    assert sum(phase.skipped_steps for phase in trained.summary.phases) == STEPS
 
 
 @pytest.mark.launch
