@@ -149,6 +149,17 @@ class Layout:
         return ",".join(f"node{number}:{self.ranks_per_node}" for number in range(1, self.nodes + 1))
 
 
+def world(nodes: Sequence[int]) -> str:
+    """Return in words how many ranks are on how many nodes.
+
+    >>> world([2, 2, 2, 2]), world([3, 1])
+    ('4 nodes × 2 ranks', '2 nodes of 3 and 1 ranks')
+    """
+    if len(set(nodes)) == 1:
+        return f"{len(nodes)} nodes × {nodes[0]} rank{'s' if nodes[0] > 1 else ''}"
+    return f"{len(nodes)} nodes of {' and '.join(map(str, nodes))} ranks"
+
+
 class EmulatedCluster:
     """The emulated cluster of a state folder of its own."""
 

@@ -27,6 +27,7 @@ from benchmarks.jobs import (
     environment,
     module,
     pass_on,
+    world,
 )
 from benchmarks.race_plan import AUTO, DENSITY, TIMEOUT_SECONDS, Cell, Race, Subject
 from commlib.topology import LinkBytes
@@ -282,9 +283,8 @@ def race_tables(records: Iterable[Record]) -> Iterator[Table]:
 def title_of(record: Record) -> str:
     """Return what distinguishes a cell from others."""
     case = record.case
-    nodes = case["ranks_of_nodes"]
-    ranks = f"{len(nodes)} nodes × {nodes[0]} rank{'s' * (nodes[0] > 1)}"
-    return f"{case['model']} ({case['weights']:,} weights), {case['rate']}, {ranks}"
+    where = world(case["ranks_of_nodes"])
+    return f"{case['model']} ({case['weights']:,} weights), {case['rate']}, {where}"
 
 
 def steps_table(records: Sequence[Record]) -> Table:

@@ -6,28 +6,11 @@ from pathlib import Path
 import matplotlib
 from matplotlib.axes import Axes
 
-from benchmarks.drawing.pages import Results, fingerprint
-from benchmarks.drawing.style import STAGES, WAITING, WHOLE, legend, name_rows, note, open_up, picture
-from benchmarks.pto import tables as norms_tables
+from benchmarks.drawing.pages import fingerprint
+from benchmarks.drawing.style import STAGES, WAITING, WHOLE, legend, name_row, note, open_up, picture
+from benchmarks.jobs import world
 from training.bench.record import Record
 from training.bench.reducers import NOTHING, label, percent
-
-
-def world(nodes: Sequence[int]) -> str:
-    """Return the numbers of nodes and ranks.
-
-    >>> world([2, 2, 2, 2]), world([3, 1])
-    ('4 nodes × 2 ranks', '2 nodes of 3 and 1 ranks')
-    """
-    if len(set(nodes)) == 1:
-        return f"{len(nodes)} nodes × {nodes[0]} rank{'s' if nodes[0] > 1 else ''}"
-    return f"{len(nodes)} nodes of {' and '.join(map(str, nodes))} ranks"
-
-
-def title_of(record: Record) -> str:
-    """Return the rate, size and nodes of a record."""
-    case = record.case
-    return f"{case['rate']}, {case['size']:,} entries, {world(case['ranks_of_nodes'])}"
 
 
 def draw_cluster(records: Sequence[Record], path: Path) -> None:
@@ -47,9 +30,11 @@ def draw_cluster(records: Sequence[Record], path: Path) -> None:
             for axes in (time, sent):
                 open_up(axes)
             sent.set_xticks(range(len(own)), [label(each) for each in own], rotation=90)
-        name_rows(rows, ("ms a step", "MB between nodes,\nbusiest rank"))
+        name_row(rows[0, 0], "ms a step")
+        name_row(rows[1, 0], "MB between nodes,\nbusiest rank")
         legend(figure, STAGES | {"waiting": WAITING, "dense all-reduce": WHOLE})
-        figure.suptitle(title_of(records[0]))
+        case = records[0].case
+        figure.suptitle(f"{case['rate']}, {case['size']:,} entries, {world(case['ranks_of_nodes'])}")
 
 
 def draw_time(axes: Axes, records: Sequence[Record]) -> None:
@@ -93,8 +78,7 @@ def is_whole(record: Record) -> bool:
 def draw_steps(records: Sequence[Record], path: Path) -> None:
     """Write the picture of steps a second: a bar a subject, its ratio to the peer above."""
     with picture(path, 5.4, 3.6, fingerprint(records)) as figure:
-        row = figure.subplots(1, 1, squeeze=False)
-        axes: Axes = row[0][0]
+        axes: Axes = figure.subplots()
         axes.set_title(records[0].case["rate"])
         for number, record in enumerate(records):
             color = WHOLE if is_whole(record) else STAGES["select"]
@@ -103,7 +87,7 @@ def draw_steps(records: Sequence[Record], path: Path) -> None:
             note(axes, number, record.more["steps_a_second"], above)
         axes.set_xticks(range(len(records)), [each.subject for each in records], rotation=90)
         open_up(axes)
-        name_rows(row, ["steps a second"])
+        name_row(axes, "steps a second")
         legend(figure, {"sends all entries": WHOLE, "sends a part": STAGES["select"]})
 
 
@@ -144,8 +128,3 @@ def draw_cache(records: Sequence[Record], path: Path) -> None:
         axes.set_xlabel("µs a sample")
         axes.invert_yaxis()
         axes.spines[["top", "right"]].set_visible(False)
-
-
-def norms_page(results: Results, folder: str = "") -> Iterator[str]:
-    """Yield the tables of norms in parts and of steps of LARS."""
-    yield from (table.markdown() for table in norms_tables(results.records))
