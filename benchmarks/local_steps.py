@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
 from benchmarks import convergence
 from benchmarks.convergence import Case
 from benchmarks.drawing import local_steps as local_step_times
 from benchmarks.drawing.local_steps import Runs, draw_against_h
-from benchmarks.drawing.pages import with_block
+from benchmarks.drawing.pages import rewrite
 from benchmarks.jobs import Layout, cluster_until_end, environment, module
 from benchmarks.race_plan import HOROVOD_RING, RING
 from training.bench.record import Seconds
@@ -74,7 +73,7 @@ class LossAfterRounds(Callback):
 
 def plan() -> dict[str, Any]:
     """Return the file of what is trained, with the variants of each method."""
-    content: dict[str, Any] = yaml.safe_load(PLAN.read_text())
+    content = convergence.plan(PLAN)
     for name, phase in content["methods"].items():
         for steps in content["local_steps"]:
             content["variants"][f"{name}, H = {steps}"] = phase | {"local_steps": steps}
@@ -96,12 +95,6 @@ def trained(case: Case) -> dict[str, Any]:
         "skipped_steps": sum(phase.skipped_steps for phase in run.summary.phases),
         **convergence.made_by("python -m benchmarks.local_steps --run"),
     }
-
-
-def run(jobs: int) -> None:
-    """Train what is not recorded yet."""
-    for record in convergence.train_missing(convergence.cases(plan(), []), trained, RECORDS, jobs):
-        print(f"{convergence.case_of(record)}: {record['loss']:.3f}", flush=True)
 
 
 # ------------------------------------------------------------------------------------------- timing
@@ -192,13 +185,11 @@ def blocks(content: Mapping[str, Any]) -> dict[str, str]:
 
 
 def draw() -> None:
-    """Write the tables and the pictures of the page."""
-    content, page = plan(), PAGE.read_text()
-    for name, text in blocks(content).items():
-        page = with_block(page, name, text)
+    """Write the tables and the picture of the page."""
+    content = plan()
+    rewrite(PAGE, blocks(content))
     runs = Runs.of(content, convergence.recorded(RECORDS), EXPERIMENT)
     draw_against_h(FOLDER / "loss-against-h.svg", runs)
-    PAGE.write_text(page)
 
 
 def main() -> None:
@@ -210,7 +201,9 @@ def main() -> None:
     arguments = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
     if arguments.run:
-        run(arguments.jobs)
+        planned = convergence.cases(plan(), [])
+        for record in convergence.train_missing(planned, trained, RECORDS, arguments.jobs):
+            print(f"{convergence.case_of(record)}: {record['loss']:.3f}", flush=True)
     elif arguments.time is not None:
         time_cells(arguments.time)
     else:

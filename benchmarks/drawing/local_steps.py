@@ -1,6 +1,6 @@
 """The tables and pictures of docs/local_steps.md, from the records of benchmarks/local_steps.py."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
 from pathlib import Path
@@ -34,7 +34,6 @@ class Run:
     sent: float
     all_sent: float
     selected: float
-    skipped_steps: int
     tested: Sequence[Sequence[Sequence[float]]]
 
     @classmethod
@@ -51,7 +50,6 @@ class Run:
             sent=fmean(max(each) for each in sent),
             all_sent=fmean(sum(each) for each in sent),
             selected=fmean(sum(rank["selected"] for rank in record["ranks"]) for record in records),
-            skipped_steps=sum(record["skipped_steps"] for record in records),
             tested=[record["tested"] for record in records],
         )
 
@@ -61,20 +59,12 @@ class Run:
         return fmean(self.losses)
 
     @property
-    def bytes_of_a_weight(self) -> float:
-        """Return bytes sent a weight and step."""
-        return self.sent / self.weights / self.steps
-
-    @property
-    def copies(self) -> int | None:
-        """Return to how many others a rank sends each entry, if that is one number."""
-        reducer = self.phase["reducer"]
-        return len(self.layout) - 1 if not isinstance(reducer, str) and reducer["name"] == "hitopk" else None
-
-    @property
     def bits(self) -> float | None:
-        """Return the bits of an entry, index and value."""
-        return None if self.copies is None else 8 * self.all_sent / self.selected / self.copies
+        """Return the bits of an entry, index and value, where a rank sends it to all others."""
+        reducer = self.phase["reducer"]
+        if isinstance(reducer, str) or reducer["name"] != "hitopk":
+            return None
+        return 8 * self.all_sent / self.selected / (len(self.layout) - 1)
 
     def steps_to(self, target: float) -> float | None:
         """Return the steps to a loss, mean over seeds; ``None`` where one has not come there."""
@@ -110,7 +100,8 @@ class Runs:
         """Return them from the records of an experiment."""
         found = {}
         for variant, phase in content["variants"].items():
-            own = [each for each in records if _is_of(each["case"], experiment, variant)]
+            wanted = {"experiment": experiment, "variant": variant}.items()
+            own = [each for each in records if wanted <= each["case"].items()]
             if own:
                 found[variant] = Run.of(variant, phase, own)
         return cls(content, found)
@@ -152,7 +143,7 @@ class Runs:
         for run in sorted(self.runs.values(), key=lambda each: -each.sent):
             bits = NOTHING if run.bits is None else f"{run.bits:.2f}"
             beside = NOTHING if run is self.dense else self.against(run)
-            sent = [f"{run.sent / 1e6:,.3f}", f"{run.bytes_of_a_weight:.5f}", bits]
+            sent = [f"{run.sent / 1e6:,.3f}", f"{run.sent / run.weights / run.steps:.5f}", bits]
             lines.append([run.variant, *sent, str(len(run.losses)), f"{run.loss:.3f}", beside])
         return markdown([*header, "against dense"], lines)
 
@@ -166,10 +157,6 @@ class Runs:
                 lines.append([str(steps), *pair[0], *pair[1], f"{other.loss - ours.loss:+.3f}"])
         head = ["H", "MB, every H steps", "test loss", "MB, every step", "test loss", "every step − every H"]
         return markdown(head, lines)
-
-
-def _is_of(case: Mapping[str, Any], experiment: str, variant: str) -> bool:
-    return (case["experiment"], case["variant"]) == (experiment, variant)
 
 
 # ------------------------------------------------------------------------------------------- pictures
@@ -206,7 +193,8 @@ class Cluster:
     @property
     def plan(self) -> Mapping[str, Any]:
         """Return the plan of what is timed."""
-        return times_of(self.runs)
+        plan: Mapping[str, Any] = self.runs.content["times"]
+        return plan
 
     def steps(self, variant: str) -> float | None:
         """Return the steps to the target; all that send all gradients train alike."""
@@ -223,14 +211,10 @@ class Cluster:
             if each is not None
         }
 
-    def fastest_dense(self) -> float | None:
-        """Return the seconds to the target of the fastest that sends all gradients."""
-        found = self.seconds()
-        return min((found[name] for name in self.plan["dense"] if name in found), default=None)
-
     def table(self) -> str:
         """Return a line for each variant."""
-        found, beside, dense = self.seconds(), self.plan["beside"], self.fastest_dense()
+        found, beside = self.seconds(), self.plan["beside"]
+        dense = min((found[name] for name in self.plan["dense"] if name in found), default=None)
         lines = []
         for variant, record in self.records.items():
             seconds, steps = found.get(variant), self.steps(variant)
@@ -251,30 +235,18 @@ class Cluster:
         return markdown(header, lines)
 
 
-def times_of(runs: Runs) -> Mapping[str, Any]:
-    """Return the plan of what is timed."""
-    plan: Mapping[str, Any] = runs.content["times"]
-    return plan
-
-
 def page(runs: Runs, records: Sequence[Record]) -> str:
     """Return a table for each cluster."""
-    return "\n".join(_parts(runs, records))
-
-
-def _parts(runs: Runs, records: Sequence[Record]) -> Iterator[str]:
-    plan = times_of(runs)
-    target = plan["target"]
-    yield f"To a test loss of {target}, a perplexity of {exp(target):.0f}:\n"
+    plan = runs.content["times"]
+    parts = [f"To a test loss of {plan['target']}, a perplexity of {exp(plan['target']):.0f}:\n"]
     for layout in plan["layouts"]:
         for rate in plan["rates"]:
-            own = [
-                each for each in records if (each["case"]["rate"], each["case"]["layout"]) == (rate, layout)
-            ]
+            wanted = {"rate": rate, "layout": layout}.items()
+            own = {each["case"]["variant"]: each for each in records if wanted <= each["case"].items()}
             if own:
-                cluster = Cluster(runs, {each["case"]["variant"]: each for each in own})
-                yield f"{rate.replace('mbit', ' Mbit/s')}, {layout.replace('x', ' × ')}:\n"
-                yield cluster.table()
+                parts.append(f"{rate.replace('mbit', ' Mbit/s')}, {layout.replace('x', ' × ')}:\n")
+                parts.append(Cluster(runs, own).table())
+    return "\n".join(parts)
 
 
 def _ratio(other: float | None, own: float | None) -> float | None:
