@@ -8,11 +8,11 @@ Horovod as it comes and all of ours in one, Horovod over MPI's ring in the other
 
 import json
 import os
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, median_high
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
@@ -29,7 +29,7 @@ from benchmarks.jobs import (
     pass_on,
     world,
 )
-from benchmarks.race_plan import AUTO, DENSITY, TIMEOUT_SECONDS, Cell, Race, Subject
+from benchmarks.race_plan import AUTO, DENSITY, OFF, TIMEOUT_SECONDS, Cell, Race, Subject
 from commlib.topology import LinkBytes
 from training.bench.record import Record, Seconds, command
 from training.bench.reducers import NOTHING
@@ -83,35 +83,31 @@ class CellRace:
                 yield from self._job(number, algorithm)
 
     def _job(self, number: int, algorithm: str) -> Iterator[Result]:
-        seed = number + 1
-        stepping, running = self.subjects_of(algorithm, seed)
+        seeds = self.cell.seeds
+        own = [subject for subject in self.race.subjects if subject.algorithm == algorithm]
+        running = [each for each in own if number < seeds and each in self.race.raced(self.cell)]
+        first = number * len(running) // max(1, seeds)  # each seed begins with another one
+        running = [*running[first:], *running[:first]]
         job: Result = {
-            "config": self.race.config(self.cell, seed),
-            "steps": [self._told(each) | {"phase": self.race.stepping(self.cell, each)} for each in stepping],
+            "config": self.race.config(self.cell, number + 1),
+            "steps": [
+                self._told(each) | {"phase": self.race.stepping(self.cell, each)}
+                for each in own
+                if each.steps
+            ],
             "turns": self.race.turns,
-            "runs": [],
+            "runs": [self._told(each, **self.race.running(self.cell, each)) for each in running],
         }
-        for subject in running:
-            told = self._told(subject)
-            job["runs"].append(told | {"config": told["config"] | self.race.running(self.cell, subject)})
         file = self.folder / "job.json"
         file.write_text(json.dumps(job))
-        runs = f", {len(running)} runs with seed {seed}" if running else ""
+        runs = f", {len(running)} runs with seed {number + 1}" if running else ""
         what = f"job {number + 1} of {self.race.jobs(self.cell)}, all-reduce of MPI: {algorithm}"
         words = module("benchmarks.race_job", str(file))
-        yield from self._results(words, algorithm, f"{what}: steps of {len(stepping)} subjects{runs}")
+        yield from self._results(words, algorithm, f"{what}: steps of {len(job['steps'])} subjects{runs}")
 
-    def subjects_of(self, algorithm: str, seed: int) -> tuple[list[Subject], list[Subject]]:
-        """Return whose steps are timed in a job, and who is raced; each seed begins with another one."""
-        own = [subject for subject in self.race.subjects if subject.algorithm == algorithm]
-        raced = self.race.raced(self.cell) if seed <= self.cell.seeds else []
-        running = [subject for subject in own if subject in raced]
-        first = (seed - 1) * len(running) // max(1, self.cell.seeds)
-        return [subject for subject in own if subject.steps], [*running[first:], *running[:first]]
-
-    def _told(self, subject: Subject) -> Result:
-        """Return what a job has to know of a subject."""
-        config: Result = {"overlap": subject.overlap and not subject.horovod}
+    def _told(self, subject: Subject, **config: Any) -> Result:
+        """Return what a job has to know of a subject; ``config``: more of its configuration."""
+        config |= {"overlap": subject.overlap and not subject.horovod}
         if subject.reducer == AUTO:
             config["profile"] = str(self._profile)
         return {"name": subject.name, "horovod": subject.horovod, "config": config}
@@ -164,7 +160,7 @@ def _of_steps(race: Race, cell: Cell, told: Told) -> Iterator[JSONRecord]:
         subject: Seconds.of([turn for each in results for turn in each["seconds"]])
         for subject, results in told
     }
-    peers = {subject: own for subject, own in seconds.items() if subject.is_peer}
+    peers = {subject: own for subject, own in seconds.items() if not subject.is_sparse}
     fastest = min(seconds.values(), key=lambda own: own.median, default=None)
     for subject, results in told:
         last = results[-1]
@@ -191,8 +187,13 @@ def _of_runs(race: Race, cell: Cell, told: Told) -> Iterator[JSONRecord]:
     target = race.target(cell)
     finishes = {subject: [seconds_to(target, each["curve"]) for each in results] for subject, results in told}
     seconds = {
-        subject: Seconds.of([_end(each) if at is None else at for each, at in zip(results, own, strict=True)])
-        for (subject, results), own in zip(told, finishes.values(), strict=True)
+        subject: Seconds.of(
+            [
+                each["curve"][-1][0] if at is None else at
+                for each, at in zip(results, finishes[subject], strict=True)
+            ]
+        )
+        for subject, results in told
     }
     for subject, results in told:
         sent = [each["sent_inter_bytes"] for each in results]
@@ -208,14 +209,9 @@ def _of_runs(race: Race, cell: Cell, told: Told) -> Iterator[JSONRecord]:
             "reducers": results[-1]["reducers"],
         }
         arrived = [each for each, own in finishes.items() if None not in own]
-        peers = {each: seconds[each] for each in arrived if each.is_peer}
+        peers = {each: seconds[each] for each in arrived if not each.is_sparse}
         beside = peers if subject in arrived else {}
         yield _line(race, cell, subject, results[-1], TO_ACCURACY, seconds[subject], beside, more)
-
-
-def _end(result: Result) -> float:
-    seconds: float = result["curve"][-1][0]
-    return seconds
 
 
 def seconds_to(target: float, curve: Sequence[Sequence[float]]) -> float | None:
@@ -267,19 +263,6 @@ def _line(
 # ---- Tables ----
 
 
-def race_tables(records: Iterable[Record]) -> Iterator[Table]:
-    """Yield a table of steps for each cell, and one of runs where there are some."""
-
-    def place(record: Record) -> tuple[str, ...]:
-        case = record.case
-        return case["model"], case["rate"], str(case["ranks_of_nodes"]), case["unit"]
-
-    for _, own in groupby(records, key=place):
-        yield (
-            steps_table(of_cell) if (of_cell := list(own))[0].case["unit"] == A_STEP else runs_table(of_cell)
-        )
-
-
 def title_of(record: Record) -> str:
     """Return what distinguishes a cell from others."""
     case = record.case
@@ -296,16 +279,11 @@ def steps_table(records: Sequence[Record]) -> Table:
         "of best: the fastest of all over it. hidden: share of the exchange behind computing.",
         "sent: payload of the busiest rank; card: what the busiest node's card sent, headers and all",
     ]
-    quick = "  (quick)" * records[0].case["quick"]
-    return Table(title_of(records[0]) + quick, header, list(step_rows(records)), notes)
-
-
-def step_rows(records: Sequence[Record]) -> Iterator[list[str]]:
-    """Yield a row a subject."""
     medians = {record.subject: record.seconds.median for record in records}
+    rows = []
     for record in records:
         seconds, more = record.seconds, record.more
-        yield [
+        row = [
             record.subject,
             f"{more['steps_a_second']:.3g}",
             *(milliseconds(each) for each in (seconds.median, seconds.min, seconds.max)),
@@ -313,11 +291,13 @@ def step_rows(records: Sequence[Record]) -> Iterator[list[str]]:
             times(record.ratio),
             times(ratio(medians.get("horovod"), seconds.median)),
             f"{more['of_best']:.2f}",
-            times(ratio(medians.get(f"{record.subject}, overlap off"), seconds.median)),
+            times(ratio(medians.get(f"{record.subject}{OFF}"), seconds.median)),
             share(more["hidden_share"] if more["overlap"] else None),
             f"{record.bytes.inter / 1e3:,.0f}" if record.bytes else NOTHING,
             f"{more['card_bytes'] / 1e3:,.0f}",
         ]
+        rows.append(row)
+    return Table(title_of(records[0]) + "  (quick)" * records[0].case["quick"], header, rows, notes)
 
 
 def ratio(other: float | None, own: float) -> float | None:
@@ -341,32 +321,29 @@ def runs_table(records: Sequence[Record]) -> Table:
         f"s: to a test accuracy of {records[0].more['target']:.1%}, median of seeds; a run that has not",
         "reached it counts with all its seconds, and there is no ratio",
     ]
-    title = f"{title_of(records[0])}: time to accuracy"
-    return Table(title, header, list(map(run_row, records)), notes)
-
-
-def run_row(record: Record) -> list[str]:
-    """Return the row of a subject."""
-    more, seconds = record.more, record.seconds
-    accuracies = sorted(more["final_accuracy"])
-    return [
-        record.subject,
-        f"{more['reached']} of {more['seeds']}",
-        *(f"{each:,.1f}" for each in (seconds.median, seconds.min, seconds.max)),
-        record.peer or NOTHING,
-        times(record.ratio),
-        f"{sorted(more['steps'])[len(more['steps']) // 2]:,}",
-        f"{accuracies[len(accuracies) // 2]:.1%}",
+    rows = [
+        [
+            record.subject,
+            f"{record.more['reached']} of {record.more['seeds']}",
+            *(f"{each:,.1f}" for each in (record.seconds.median, record.seconds.min, record.seconds.max)),
+            record.peer or NOTHING,
+            times(record.ratio),
+            f"{median_high(record.more['steps']):,}",
+            f"{median_high(record.more['final_accuracy']):.1%}",
+        ]
+        for record in records
     ]
+    return Table(f"{title_of(records[0])}: time to accuracy", header, rows, notes)
 
 
 # ---- The command ----
 
 
 def show(records: Sequence[Record]) -> None:
-    """Print the tables of what was measured."""
-    for table in race_tables(records):
-        table.print()
+    """Print a table of steps for each cell, and one of runs where there are some."""
+    keys = ("model", "rate", "ranks_of_nodes", "unit")
+    for (*_, unit), own in groupby(records, key=lambda record: [record.case[key] for key in keys]):
+        (steps_table if unit == A_STEP else runs_table)(list(own)).print()
 
 
 def main(
