@@ -23,7 +23,7 @@ from commlib.gpu import DEVICE_SELECTORS, GpuUnavailable, make_device_selector
 from commlib.gpu.cupy_engine import current_engine
 from commlib.vectors import Float32
 from training.bench.record import MOST_INPUTS, Record, WrongResult, alternate, elapsed, report, version_of
-from training.bench.selection import INEXACT, case_table, records_of
+from training.bench.selection import case_table, check_selection, records_of
 from training.process.job import FAILURE, log_error, usage_error
 
 SIZES = tuple(1 << power for power in (18, 20, 22, 24, 25, 27, 29))  # 256 K … 512 M
@@ -211,25 +211,9 @@ def _checked(name: str, case: dict[str, Any], vector: Array, cupy: Any) -> Bench
     selector.select(vector)
     selection = selector.select(vector)
     found = selection.nnz()
-    _check(name, case, vector, selection.indices[:found], selection.values[:found], cupy)
+    indices, values = selection.indices[:found], selection.values[:found]
+    check_selection(name, case["k"], vector, indices, values, cupy)
     return selector.select
-
-
-def _check(name: str, case: dict[str, Any], vector: Array, indices: Array, values: Array, cupy: Any) -> None:
-    """Raise ``WrongResult`` where the entries are not those that the selector promises."""
-    promise, k = INEXACT.get(name), case["k"]
-    least, most = (promise.least * k, promise.most * k) if promise else (k, k)
-    if not least <= indices.size <= most:
-        raise WrongResult(f"{name}: expected {least:g} to {most:g} entries, got {indices.size}")
-    if bool((indices[1:] <= indices[:-1]).any()):
-        raise WrongResult(f"{name}: expected ascending indices, got others")
-    if not bool((vector[indices].astype(cupy.float32) == values).all()):
-        raise WrongResult(f"{name}: expected values of the vector at their indices, got others")
-    if promise is None or promise.bucket is None:
-        left = cupy.abs(vector)
-        left[indices] = 0
-        if float(left.max()) > float(cupy.abs(values).min()):
-            raise WrongResult(f"{name}: expected the largest entries, got others")
 
 
 def _sweep(case: dict[str, Any], cupy: Any) -> BenchCandidate:

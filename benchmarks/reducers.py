@@ -35,11 +35,11 @@ from training.bench import reducers
 from training.bench.record import Record, command, report
 from training.bench.reducers import (
     BASELINE,
+    CLOCKS,
     NOTHING,
     WALL,
     Candidate,
     Measurement,
-    Options,
     Plan,
     has_ranks,
     label,
@@ -47,7 +47,7 @@ from training.bench.reducers import (
     sent_and_entries,
 )
 from training.commands.printing import Table, milliseconds, times
-from training.process.job import all_or_exit, as_rank, usage_error
+from training.process.job import as_rank, usage_error
 
 # Five reducers of 25.6 M entries, on eight ranks of one machine, fit in 24 GiB.
 LARGEST_GROUP_ENTRIES = 5 * 25_600_000
@@ -94,7 +94,7 @@ def measure(plan: Plan, *, horovod: bool = True) -> Iterator[Record]:
 
 def groups_of(plan: Plan) -> Iterator[Sequence[Candidate]]:
     """Yield the candidates in groups of about one length, each of which fits into memory."""
-    candidates = list(plan.options.candidates())
+    candidates = list(plan.candidates())
     count = -(-len(candidates) * plan.gradients.size // LARGEST_GROUP_ENTRIES)
     for low, high in pairwise(partition(len(candidates), count)):
         yield candidates[low:high]
@@ -125,7 +125,7 @@ def table_of(records: Sequence[Record]) -> Table:
     header += [f"{stage}\nms" for stage in STAGES]
     header += ["sent intra\nkB", "sent inter\nkB", "selected\nentries", "applied\nentries"]
     notes = [
-        f"ms: {WALL.meaning}; median of {runs} steps. Of stages: mean over ranks.",
+        f"ms: {CLOCKS[WALL]}; median of {runs} steps. Of stages: mean over ranks.",
         "peer: the fastest of MPI's and Horovod's all-reduces; × peer, × bare: how many times as fast.",
         "bare: the bytes of hitopk through MPI's own collectives. sent: payload of the busiest rank",
     ]
@@ -150,10 +150,10 @@ def _row(record: Record) -> list[str]:
 
 def memory(plan: Plan) -> Iterator[tuple[Candidate, float]]:
     """Yield what each reducer allocates on a rank, in vectors of the gradient's size."""
-    for candidate in plan.options.candidates():
+    for candidate in plan.candidates():
 
         def make(comm: Communicator, candidate: Candidate = candidate) -> Reducer:
-            return candidate.make(plan.topology(comm), plan.gradients.size, plan.options.density)
+            return candidate.make(plan.topology(comm), plan.gradients.size, plan.density)
 
         with traced():
             yield candidate, plan.run(lambda comm, make=make: dense_vectors(comm, make, plan.gradients))
@@ -185,7 +185,7 @@ class Sweep:
             raise InvalidArgument("--nodes, --ranks-per-node: expected two ranks or more, got 1")
         for size in self.sizes:
             for density in self.densities:
-                Options(size=size, density=density, reducers=self.reducers, wires=self.wires)
+                Plan(size=size, density=density, reducers=self.reducers, wires=self.wires)
 
     def probing(self, size: int) -> list[str]:
         """Return the arguments of a job that times MPI's all-reduce against ours, without TensorFlow."""
@@ -200,7 +200,7 @@ class Sweep:
 
         Dense candidates are measured with the first density.
         """
-        candidates = list(Options(reducers=self.reducers, wires=self.wires).candidates())
+        candidates = list(Plan(reducers=self.reducers, wires=self.wires).candidates())
         if density != self.densities[0]:
             candidates = [each for each in candidates if each.sparse]
         if not candidates:
@@ -316,7 +316,7 @@ def main(
                 quick=quick,
             )
             raise typer.Exit(pass_on(sweep.records(), as_json=as_json, show=show_by_place))
-        options = Options(
+        plan = Plan(
             ranks_per_node=ranks_per_node, size=size[0] if size else None,
             density=density[0] if density else DENSITIES[0], reducers=names, wires=wires,
             steps=steps or STEPS, quick=quick,
@@ -324,14 +324,13 @@ def main(
     except ValueError as error:
         usage_error(str(error))
     if memory_of:
-        for each, vectors in memory(Plan.of(options, None)):
+        for each, vectors in memory(plan):
             print(f"{each}: {vectors:.2f} vectors of the gradient's size")
         return
     if not has_ranks():
         usage_error("expected ranks of mpirun or horovodrun, --cluster or --memory")
     with as_rank() as comm:
-        plan = all_or_exit(comm, lambda: Plan.of(options, comm))
-        records = measure(plan, horovod=horovod)
+        records = measure(replace(plan, comm=comm), horovod=horovod)
         show = lambda each: table_of(each).print()  # noqa: E731
         raise typer.Exit(report([records], as_json=as_json, show=show, comm=comm))
 
