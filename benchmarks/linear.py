@@ -20,10 +20,10 @@ from typer import Option
 
 from benchmarks.allreduce import MPIAllReduce
 from benchmarks.jobs import JSONRecord, Layout, cluster_until_end, environment, module, pass_on
-from commlib import Communicator, Link, LinkBytes, Network, Topology
+from commlib import Communicator, Link, Network, Topology
 from commlib.errors import InvalidArgument, look_up
 from commlib.transport import simulated
-from training.bench.record import Record, Seconds, WrongResult, command, report
+from training.bench.record import Record, Seconds, WrongResult, busiest, command, median_bytes, report
 from training.commands.printing import Table, times
 from training.linear.generated import SHAPES, generate
 from training.linear.losses import LOSSES
@@ -122,7 +122,7 @@ def _interleave(
             values[name].append(solvers[name].value())
             ranks = comm.allgather_objects((done.seconds, done.communication, done.sent))
             seconds, communication = max(each[0] for each in ranks), max(each[1] for each in ranks)
-            sent = max((each[2] for each in ranks), key=lambda each: (each.inter, each.intra))
+            sent = busiest(each[2] for each in ranks)
             taken[name].append(replace(done, seconds=seconds, communication=communication, sent=sent))
     return taken, values
 
@@ -137,9 +137,6 @@ def _record(
 ) -> Record:
     steps, shape = passes[0].steps, SHAPES[case.shape]
     given, applied = (median(each.entries[side] for each in passes) / steps for side in (0, 1))
-    sent = LinkBytes(
-        *(int(median(getattr(each.sent, link) for each in passes)) for link in ("intra", "inter"))
-    )
     return Record(
         bench="linear",
         case={
@@ -151,7 +148,7 @@ def _record(
         },
         subject=name,
         seconds=Seconds.of([each.seconds for each in passes]),
-        bytes=None if name == MPI_ALLREDUCE else sent,
+        bytes=None if name == MPI_ALLREDUCE else median_bytes([each.sent for each in passes]),
         more={
             "communication": asdict(Seconds.of([each.communication for each in passes])),
             "entries": {"given": round(given), "applied": round(applied)},

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, partial
 from operator import attrgetter
-from statistics import fmean, median, median_low
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from commlib.transport.mpi import WORLD_SIZES
 from commlib.tuning.probe import Gradients
 from commlib.vectors import Float32
 from commlib.wire import make_codec
-from training.bench.record import Record, Seconds, WrongResult, report
+from training.bench.record import Record, Seconds, WrongResult, busiest, median_bytes, report
 from training.commands.printing import Table, milliseconds, times
 from training.process.job import all_or_exit, as_rank, usage_error
 
@@ -75,33 +75,11 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Step:
-    """One call of ``reduce`` on one rank."""
-
-    seconds: float
-    report: Report
-
-
-@dataclass(frozen=True)
 class Measurement:
-    """The steps of one reducer, ``[step][rank]``."""
+    """The seconds of a step of one reducer on the slowest rank, and its reports, ``[step][rank]``."""
 
-    steps: Sequence[Sequence[Step]]
-
-    @property
-    def seconds(self) -> Seconds:
-        """Return the seconds of the steps."""
-        return Seconds.of([max(rank.seconds for rank in step) for step in self.steps])
-
-    @property
-    def bytes(self) -> LinkBytes:
-        """Return the bytes of the rank that sends most between nodes, else inside."""
-        return _median_bytes([max(sent, key=lambda each: (each.inter, each.intra)) for sent in self._sent()])
-
-    @property
-    def bytes_of_all_ranks(self) -> LinkBytes:
-        """Return the bytes that all ranks send together."""
-        return _median_bytes([sum(sent, LinkBytes()) for sent in self._sent()])
+    seconds: Seconds
+    reports: Sequence[Sequence[Report]]
 
     @property
     def entries(self) -> dict[str, int]:
@@ -117,16 +95,9 @@ class Measurement:
             for stage in fields(StageSeconds)
         }
 
-    def _sent(self) -> list[list[LinkBytes]]:
-        return [[rank.report.traffic.sent for rank in step] for step in self.steps]
-
     def _over_steps(self, name: str, over_ranks: Callable[[Sequence[float]], float]) -> float:
         read = attrgetter(name)
-        return median(over_ranks([read(rank.report) for rank in step]) for step in self.steps)
-
-
-def _median_bytes(steps: Sequence[LinkBytes]) -> LinkBytes:
-    return LinkBytes(*(median_low(getattr(each, link) for each in steps) for link in LINKS))
+        return median(over_ranks(list(map(read, ranks))) for ranks in self.reports)
 
 
 def interleave(
@@ -142,7 +113,7 @@ def interleave(
 
     The steps before ``steps.start`` are the warm-up. The first result is checked but for ``unchecked``.
     """
-    taken: dict[Candidate, list[Step]] = {candidate: [] for candidate in reducers}
+    taken: dict[Candidate, list[tuple[float, Report]]] = {candidate: [] for candidate in reducers}
     for number in range(steps.stop):
         gradient = gradients.of(comm.rank, number)
         for candidate, reducer in reducers.items():
@@ -156,9 +127,13 @@ def interleave(
                 check_first_step(str(candidate), comm, reducer, mean, gradients)
             if number in steps:
                 assert reducer.last is not None
-                taken[candidate].append(Step(seconds, reducer.last))
-    reported = {candidate: comm.allgather_objects(own) for candidate, own in taken.items()}
-    return {name: Measurement(list(zip(*each, strict=True))) for name, each in reported.items()}
+                taken[candidate].append((seconds, reducer.last))
+    measured = {}
+    for candidate, own in taken.items():
+        of_steps = list(zip(*comm.allgather_objects(own), strict=True))
+        slowest = Seconds.of([max(seconds for seconds, _ in ranks) for ranks in of_steps])
+        measured[candidate] = Measurement(slowest, [[report for _, report in ranks] for ranks in of_steps])
+    return measured
 
 
 def check_first_step(
@@ -298,12 +273,11 @@ class Plan:
             **case,
             "quick": self.quick,
         }
-        more = {
-            "bytes_of_all_ranks": asdict(taken.bytes_of_all_ranks),
-            "entries": taken.entries,
-            "stages": taken.stages,
-        }
-        return Record("reducers", own, candidate.name, taken.seconds, bytes=taken.bytes, more=more)
+        sent = [[rank.traffic.sent for rank in ranks] for ranks in taken.reports]
+        together = median_bytes([sum(ranks, LinkBytes()) for ranks in sent])
+        most = median_bytes([busiest(ranks) for ranks in sent])
+        more = {"bytes_of_all_ranks": asdict(together), "entries": taken.entries, "stages": taken.stages}
+        return Record("reducers", own, candidate.name, taken.seconds, bytes=most, more=more)
 
 
 def has_ranks() -> bool:
