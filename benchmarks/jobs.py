@@ -226,6 +226,11 @@ def environment(algorithm: str) -> dict[str, str]:
     }
 
 
+def ratio(other: float | None, own: float | None) -> float | None:
+    """Return how many times as long another one takes, if there are both."""
+    return None if other is None or own is None else other / own
+
+
 def note(line: str) -> None:
     """Report progress, apart from what is measured."""
     print(f"cloudtrain: {line}", file=sys.stderr, flush=True)

@@ -26,7 +26,7 @@ from benchmarks import convergence
 from benchmarks.convergence import Case
 from benchmarks.drawing.pages import rewrite
 from benchmarks.drawing.style import PALETTE, docs_picture
-from benchmarks.jobs import Layout, cluster_until_end, environment, module
+from benchmarks.jobs import Layout, cluster_until_end, environment, module, ratio
 from benchmarks.race_plan import HOROVOD_RING, RING
 from training.bench.record import Seconds
 from training.callbacks.callback import Callback, Event
@@ -173,7 +173,6 @@ def time_record(name: str, told: Mapping[str, Any]) -> dict[str, Any]:
 
 DENSE, COMPARED = "dense", "SparseLoCo"
 NOTHING = "–"
-Variant = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -186,7 +185,7 @@ class Run:
 
     variant: str
     layout: tuple[int, ...]
-    phase: Variant
+    phase: Mapping[str, Any]
     losses: Sequence[float]
     steps: int
     weights: int
@@ -196,7 +195,7 @@ class Run:
     tested: Sequence[Sequence[Sequence[float]]]
 
     @classmethod
-    def of(cls, variant: str, phase: Variant, records: Sequence[Mapping[str, Any]]) -> "Run":
+    def of(cls, variant: str, phase: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> "Run":
         """Return it from the records of its seeds."""
         sent = [[rank["sent"]["inter"] for rank in record["ranks"]] for record in records]
         return cls(
@@ -255,12 +254,11 @@ class Runs:
     runs: Mapping[str, Run]
 
     @classmethod
-    def of(cls, content: Mapping[str, Any], records: Sequence[Mapping[str, Any]], experiment: str) -> "Runs":
-        """Return them from the records of an experiment."""
-        found = {}
+    def of(cls, content: Mapping[str, Any]) -> "Runs":
+        """Return them from the records."""
+        records, found = convergence.recorded(RECORDS), {}
         for variant, phase in content["variants"].items():
-            wanted = {"experiment": experiment, "variant": variant}.items()
-            own = [each for each in records if wanted <= each["case"].items()]
+            own = [each for each in records if each["case"]["variant"] == variant]
             if own:
                 found[variant] = Run.of(variant, phase, own)
         return cls(content, found)
@@ -339,64 +337,42 @@ def draw_against_h(path: Path, runs: Runs) -> None:
         axes.legend(frameon=False, fontsize=7)
 
 
-Record = Mapping[str, Any]
+def times_table(runs: Runs, records: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a line for each variant that is timed on one cluster."""
+    plan, variants = runs.content["times"], runs.content["variants"]
+    steps: dict[str, float | None] = {}
+    for variant in records:
+        # All that send all gradients train alike.
+        run = runs.runs.get(DENSE if variant in plan["dense"] else variant)
+        steps[variant] = run and run.steps_to(plan["target"])
+    seconds = {
+        variant: records[variant]["seconds"]["median"] * each
+        for variant, each in steps.items()
+        if each is not None
+    }
+    dense = min((seconds[name] for name in plan["dense"] if name in seconds), default=None)
+    lines = []
+    for variant, record in records.items():
+        own, to_target = seconds.get(variant), steps[variant]
+        local_steps = variants.get(variant, {}).get("local_steps", 1)
+        exchange = record["stages"] and sum(record["stages"].values()) / local_steps
+        line = [
+            variant,
+            f"{1e3 * record['seconds']['median']:,.1f}",
+            NOTHING if exchange is None else f"{1e3 * exchange:,.1f}",
+            NOTHING if to_target is None else f"{to_target:,.0f}",
+            "not reached" if own is None else f"{own:,.1f}",
+            times(ratio(dense, own)),
+            times(ratio(seconds.get(plan["beside"]), own)),
+        ]
+        lines.append(line)
+    header = ["variant", "ms a step", "of it exchange", "steps", "s", "× dense", f"× {plan['beside']}"]
+    return markdown(header, lines)
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """Times of steps on one cluster, by variant; with the steps of the runs, those to the target's loss."""
-
-    runs: Runs
-    records: Mapping[str, Record]
-
-    @property
-    def plan(self) -> Mapping[str, Any]:
-        """Return the plan of what is timed."""
-        plan: Mapping[str, Any] = self.runs.content["times"]
-        return plan
-
-    def steps(self, variant: str) -> float | None:
-        """Return the steps to the target; all that send all gradients train alike."""
-        name = DENSE if variant in self.plan["dense"] else variant
-        run = self.runs.runs.get(name)
-        return None if run is None else run.steps_to(self.plan["target"])
-
-    def seconds(self) -> dict[str, float]:
-        """Return the seconds to the target of those that reach it."""
-        steps = {variant: self.steps(variant) for variant in self.records}
-        return {
-            name: self.records[name]["seconds"]["median"] * each
-            for name, each in steps.items()
-            if each is not None
-        }
-
-    def table(self) -> str:
-        """Return a line for each variant."""
-        found, beside = self.seconds(), self.plan["beside"]
-        dense = min((found[name] for name in self.plan["dense"] if name in found), default=None)
-        lines = []
-        for variant, record in self.records.items():
-            seconds, steps = found.get(variant), self.steps(variant)
-            local_steps = self.runs.content["variants"].get(variant, {}).get("local_steps", 1)
-            exchange = record["stages"] and sum(record["stages"].values()) / local_steps
-            lines.append(
-                [
-                    variant,
-                    f"{1e3 * record['seconds']['median']:,.1f}",
-                    NOTHING if exchange is None else f"{1e3 * exchange:,.1f}",
-                    NOTHING if steps is None else f"{steps:,.0f}",
-                    "not reached" if seconds is None else f"{seconds:,.1f}",
-                    times(_ratio(dense, seconds)),
-                    times(_ratio(found.get(beside), seconds)),
-                ]
-            )
-        header = ["variant", "ms a step", "of it exchange", "steps", "s", "× dense", f"× {beside}"]
-        return markdown(header, lines)
-
-
-def times_page(runs: Runs, records: Sequence[Record]) -> str:
+def times_page(runs: Runs) -> str:
     """Return a table for each cluster."""
-    plan = runs.content["times"]
+    plan, records = runs.content["times"], convergence.recorded(TIMES)
     parts = [f"To a test loss of {plan['target']}, a perplexity of {exp(plan['target']):.0f}:\n"]
     for layout in plan["layouts"]:
         for rate in plan["rates"]:
@@ -404,12 +380,8 @@ def times_page(runs: Runs, records: Sequence[Record]) -> str:
             own = {each["case"]["variant"]: each for each in records if wanted <= each["case"].items()}
             if own:
                 parts.append(f"{rate.replace('mbit', ' Mbit/s')}, {layout.replace('x', ' × ')}:\n")
-                parts.append(Cluster(runs, own).table())
+                parts.append(times_table(runs, own))
     return "\n".join(parts)
-
-
-def _ratio(other: float | None, own: float | None) -> float | None:
-    return None if other is None or own is None else other / own
 
 
 # ------------------------------------------------------------------------------------------- the page
@@ -417,23 +389,21 @@ def _ratio(other: float | None, own: float | None) -> float | None:
 
 def blocks(content: Mapping[str, Any]) -> dict[str, str]:
     """Return what the page has from the plan and the records, by the names of its marks."""
-    runs = Runs.of(content, convergence.recorded(RECORDS), EXPERIMENT)
-    found = {
+    runs = Runs.of(content)
+    return {
         "settings": convergence.settings(content["experiments"][EXPERIMENT]),
         "loss against H": runs.against_h(),
         "loss against bytes": runs.against_bytes(),
         "equal bytes": runs.at_equal_bytes(),
+        "times": times_page(runs),
     }
-    if timed := convergence.recorded(TIMES):
-        found["times"] = times_page(runs, timed)
-    return found
 
 
 def draw() -> None:
     """Write the tables and the picture of the page."""
     content = plan()
     rewrite(PAGE, blocks(content))
-    runs = Runs.of(content, convergence.recorded(RECORDS), EXPERIMENT)
+    runs = Runs.of(content)
     draw_against_h(FOLDER / "loss-against-h.svg", runs)
 
 

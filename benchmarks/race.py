@@ -27,6 +27,7 @@ from benchmarks.jobs import (
     environment,
     module,
     pass_on,
+    ratio,
     world,
 )
 from benchmarks.race_plan import AUTO, DENSITY, OFF, TIMEOUT_SECONDS, Cell, Race, Subject
@@ -298,11 +299,6 @@ def steps_table(records: Sequence[Record]) -> Table:
         ]
         rows.append(row)
     return Table(title_of(records[0]) + "  (quick)" * records[0].case["quick"], header, rows, notes)
-
-
-def ratio(other: float | None, own: float) -> float | None:
-    """Return how many times as long another one takes, if there is one."""
-    return None if other is None else other / own
 
 
 def share(value: float | None) -> str:
