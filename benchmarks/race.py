@@ -38,9 +38,9 @@ from training.commands.printing import Table, milliseconds, times
 from training.process.job import usage_error
 from training.process.launch import cloudtrain
 
-BENCH = "race"
 A_STEP, TO_ACCURACY = "seconds a step", "seconds to the accuracy"
 Result = dict[str, Any]  # of a subject in one job: see race_job.py
+Told = dict[Subject, list[Result]]  # what the jobs told of each subject
 
 
 def measured(race: Race) -> Generator[JSONRecord, None, None]:
@@ -51,19 +51,7 @@ def measured(race: Race) -> Generator[JSONRecord, None, None]:
         for cell in race.cells:
             cluster.up(cell.layout.nodes, cell.rate)
             with TemporaryDirectory(prefix="cloudtrain-race-") as folder:
-                yield from _measured_cell(CellRace(race, cell, cluster, Path(folder)))
-
-
-def _measured_cell(cell: "CellRace") -> Iterator[JSONRecord]:
-    """Yield the records of a cell, also where one of its jobs fails or is interrupted."""
-    results: list[Result] = []
-    try:
-        for result in cell.results():
-            results.append(result)
-    except (Failed, KeyboardInterrupt, SystemExit):
-        yield from records(cell.race, cell.cell, results)
-        raise
-    yield from records(cell.race, cell.cell, results)
+                yield from CellRace(race, cell, cluster, Path(folder)).records()
 
 
 @dataclass(frozen=True)
@@ -75,7 +63,25 @@ class CellRace:
     cluster: EmulatedCluster
     folder: Path
 
-    def results(self) -> Iterator[Result]:
+    def records(self) -> Iterator[JSONRecord]:
+        """Yield the records, those of steps first, also where a job fails or is interrupted."""
+        results, failure = list[Result](), None
+        try:
+            for result in self._results():
+                results.append(result)
+        except (Failed, KeyboardInterrupt, SystemExit) as error:
+            failure = error
+        for part, records_of in (("steps", self._of_steps), ("run", self._of_runs)):
+            of_part = [result for result in results if result["part"] == part]
+            told = {
+                subject: [result for result in of_part if result["subject"] == subject.name]
+                for subject in self.race.subjects
+            }
+            yield from records_of({subject: own for subject, own in told.items() if own})
+        if failure is not None:
+            raise failure
+
+    def _results(self) -> Iterator[Result]:
         """Run the jobs, of which each seed has one of each algorithm, and yield what they tell."""
         if any(subject.reducer == AUTO for subject in self.race.subjects):
             self._tune()
@@ -104,7 +110,7 @@ class CellRace:
         runs = f", {len(running)} runs with seed {number + 1}" if running else ""
         what = f"job {number + 1} of {self.race.jobs(self.cell)}, all-reduce of MPI: {algorithm}"
         words = module("benchmarks.race_job", str(file))
-        yield from self._results(words, algorithm, f"{what}: steps of {len(job['steps'])} subjects{runs}")
+        yield from self._told_by(words, algorithm, f"{what}: steps of {len(job['steps'])} subjects{runs}")
 
     def _told(self, subject: Subject, **config: Any) -> Result:
         """Return what a job has to know of a subject; ``config``: more of its configuration."""
@@ -124,9 +130,9 @@ class CellRace:
         file = self.folder / "tune.yaml"
         file.write_text(json.dumps(config))  # which is YAML, too
         words = cloudtrain("tune", "--profile", str(self._profile), str(file))
-        list(self._results(words, auto.algorithm, "cloudtrain tune"))
+        list(self._told_by(words, auto.algorithm, "cloudtrain tune"))
 
-    def _results(self, words: Sequence[str], algorithm: str, what: str) -> Iterator[Result]:
+    def _told_by(self, words: Sequence[str], algorithm: str, what: str) -> Iterator[Result]:
         """Yield what a job on all nodes prints."""
         cell, layout = self.cell, self.cell.layout
         # All nodes are on this machine, whose cores their ranks share; none of them can know.
@@ -137,82 +143,92 @@ class CellRace:
         where = f"{cell.model.name}, {cell.rate}, {layout}: {what}"
         yield from self.cluster.records(layout, words, variables, self.race.timeout, where)
 
+    # ---- Records ----
 
-# ---- Records ----
-
-
-def records(race: Race, cell: Cell, results: Sequence[Result]) -> Iterator[JSONRecord]:
-    """Yield the records of a cell, those of steps first."""
-    for part, record_of in (("steps", _of_steps), ("run", _of_runs)):
-        own = [
-            (subject, told)
-            for subject in race.subjects
-            if (told := [each for each in results if (each["part"], each["subject"]) == (part, subject.name)])
-        ]
-        yield from record_of(race, cell, own)
-
-
-Told = Sequence[tuple[Subject, Sequence[Result]]]  # what the jobs told of each subject
-
-
-def _of_steps(race: Race, cell: Cell, told: Told) -> Iterator[JSONRecord]:
-    """Yield the records of steps, beside the fastest that exchanges all gradients in full."""
-    seconds = {
-        subject: Seconds.of([turn for each in results for turn in each["seconds"]])
-        for subject, results in told
-    }
-    peers = {subject: own for subject, own in seconds.items() if not subject.is_sparse}
-    fastest = min(seconds.values(), key=lambda own: own.median, default=None)
-    for subject, results in told:
-        last = results[-1]
-        shares = [each["hidden_share"] for each in results]
-        more = {
-            "steps_a_second": 1 / seconds[subject].median,
-            "overlap": last["overlaps"],
-            "buckets": last["buckets"],
-            "hidden_share": None if None in shares else fmean(shares),
-            "stages": last["stages"]
-            and {name: median(each["stages"][name] for each in results) for name in last["stages"]},
-            "card_bytes": median(each["card_bytes"] for each in results),
-            "reducer": last["reducer"],
-            "baselines": {peer.name: own.median for peer, own in peers.items()},
-            "of_best": fastest.median / seconds[subject].median if fastest else None,
+    def _of_steps(self, told: Told) -> Iterator[JSONRecord]:
+        """Yield the records of steps, beside the fastest that exchanges all gradients in full."""
+        seconds = {
+            subject: Seconds.of([turn for each in results for turn in each["seconds"]])
+            for subject, results in told.items()
         }
-        yield _line(race, cell, subject, last, A_STEP, seconds[subject], peers, more)
+        peers = {subject: own for subject, own in seconds.items() if not subject.is_sparse}
+        fastest = min((own.median for own in seconds.values()), default=0.0)
+        for subject, results in told.items():
+            last = results[-1]
+            shares = [each["hidden_share"] for each in results]
+            more = {
+                "steps_a_second": 1 / seconds[subject].median,
+                "overlap": last["overlaps"],
+                "buckets": last["buckets"],
+                "hidden_share": None if None in shares else fmean(shares),
+                "stages": last["stages"]
+                and {name: median(each["stages"][name] for each in results) for name in last["stages"]},
+                "card_bytes": median(each["card_bytes"] for each in results),
+                "reducer": last["reducer"],
+                "baselines": {peer.name: own.median for peer, own in peers.items()},
+                "of_best": fastest / seconds[subject].median,
+            }
+            yield self._line(subject, last, A_STEP, seconds[subject], peers, more)
 
-
-def _of_runs(race: Race, cell: Cell, told: Told) -> Iterator[JSONRecord]:
-    """Yield the records of runs, beside the dense one that is the first at the accuracy."""
-    if not told:
-        return
-    target = race.target(cell)
-    finishes = {subject: [seconds_to(target, each["curve"]) for each in results] for subject, results in told}
-    seconds = {
-        subject: Seconds.of(
-            [
-                each["curve"][-1][0] if at is None else at
-                for each, at in zip(results, finishes[subject], strict=True)
-            ]
-        )
-        for subject, results in told
-    }
-    for subject, results in told:
-        sent = [each["sent_inter_bytes"] for each in results]
-        more = {
-            "target": target,
-            "seeds": len(results),
-            "reached": sum(at is not None for at in finishes[subject]),
-            "overlap": results[-1]["overlaps"],
-            "final_accuracy": [each["curve"][-1][1] for each in results],
-            "curves": [each["curve"] for each in results],
-            "steps": [each["steps"] for each in results],
-            "sent_bytes_of_run": None if subject.horovod else median(sent),
-            "reducers": results[-1]["reducers"],
-        }
-        arrived = [each for each, own in finishes.items() if None not in own]
+    def _of_runs(self, told: Told) -> Iterator[JSONRecord]:
+        """Yield the records of runs, beside the dense one that is the first at the accuracy."""
+        if not told:
+            return
+        target = self.race.target(self.cell)
+        seconds, reached = dict[Subject, Seconds](), dict[Subject, int]()
+        for subject, results in told.items():
+            ends = [seconds_to(target, each["curve"]) for each in results]
+            reached[subject] = len(ends) - ends.count(None)
+            last = [each["curve"][-1][0] for each in results]
+            seconds[subject] = Seconds.of(
+                [end if at is None else at for at, end in zip(ends, last, strict=True)]
+            )
+        arrived = [subject for subject, results in told.items() if reached[subject] == len(results)]
         peers = {each: seconds[each] for each in arrived if not each.is_sparse}
-        beside = peers if subject in arrived else {}
-        yield _line(race, cell, subject, results[-1], TO_ACCURACY, seconds[subject], beside, more)
+        for subject, results in told.items():
+            sent = [each["sent_inter_bytes"] for each in results]
+            more = {
+                "target": target,
+                "seeds": len(results),
+                "reached": reached[subject],
+                "overlap": results[-1]["overlaps"],
+                "final_accuracy": [each["curve"][-1][1] for each in results],
+                "curves": [each["curve"] for each in results],
+                "steps": [each["steps"] for each in results],
+                "sent_bytes_of_run": None if subject.horovod else median(sent),
+                "reducers": results[-1]["reducers"],
+            }
+            beside = peers if subject in arrived else {}
+            yield self._line(subject, results[-1], TO_ACCURACY, seconds[subject], beside, more)
+
+    def _line(
+        self,
+        subject: Subject,
+        told: Result,
+        unit: str,
+        seconds: Seconds,
+        peers: dict[Subject, Seconds],
+        more: dict[str, Any],
+    ) -> JSONRecord:
+        """Return the line of a record; ``told``: by the last job, whose machine and settings it has."""
+        case = {
+            "unit": unit,
+            "model": self.cell.model.name,
+            "weights": told["weights"],
+            "batch": self.cell.model.sizes["batch_size"],
+            "rate": self.cell.rate,
+            "ranks_of_nodes": told["nodes"],
+            "density": self.race.density if subject.is_sparse else None,
+            "mpi_algorithm": subject.algorithm,
+            "quick": self.race.quick,
+        }
+        sent = told.get("bytes")
+        record = Record("race", case, subject.name, seconds, bytes=sent and LinkBytes(**sent), more=more)
+        best = min(peers, key=lambda each: peers[each].median, default=subject)
+        if best != subject:
+            record = record.beside(best.name, peers[best])
+        line: JSONRecord = json.loads(record.line())
+        return line | {"machine": told["machine"], "settings": told["settings"], "command": command()}
 
 
 def seconds_to(target: float, curve: Sequence[Sequence[float]]) -> float | None:
@@ -222,43 +238,6 @@ def seconds_to(target: float, curve: Sequence[Sequence[float]]) -> float | None:
     3.0
     """
     return next((seconds for seconds, accuracy in curve if accuracy >= target), None)
-
-
-def _line(
-    race: Race,
-    cell: Cell,
-    subject: Subject,
-    told: Result,
-    unit: str,
-    seconds: Seconds,
-    peers: dict[Subject, Seconds],
-    more: dict[str, Any],
-) -> JSONRecord:
-    """Return a record as its line has it; ``told``: by the last job, whose machine and settings it has."""
-    best = min(peers, key=lambda each: peers[each].median, default=subject)
-    sent = told.get("bytes")
-    record = Record(
-        bench=BENCH,
-        case={
-            "unit": unit,
-            "model": cell.model.name,
-            "weights": told["weights"],
-            "batch": cell.model.sizes["batch_size"],
-            "rate": cell.rate,
-            "ranks_of_nodes": told["nodes"],
-            "density": race.density if subject.is_sparse else None,
-            "mpi_algorithm": subject.algorithm,
-            "quick": race.quick,
-        },
-        subject=subject.name,
-        seconds=seconds,
-        peer=None if best == subject else best.name,
-        peer_seconds=None if best == subject else peers[best],
-        bytes=sent and LinkBytes(**sent),
-        more=more,
-    )
-    line: JSONRecord = json.loads(record.line())
-    return line | {"machine": told["machine"], "settings": told["settings"], "command": command()}
 
 
 # ---- Tables ----
