@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from math import floor, log10
 from pathlib import Path
 from types import SimpleNamespace
@@ -135,10 +136,8 @@ def figure_7_table() -> Table:
         head += [f"ms at {size // 1_000_000} M", f"of `hitopk` at {size // 1_000_000} M"]
     rows = []
     for name in columns[0]:
-        row = [f"`{name}`", HITOPKCOMM.reducers.get(name, "")]
-        for seconds in columns:
-            row += [milliseconds(seconds[name]), f"{seconds[name] / seconds['hitopk']:.2f}"]
-        rows.append(row)
+        cells = [(milliseconds(each[name]), f"{each[name] / each['hitopk']:.2f}") for each in columns]
+        rows.append([f"`{name}`", HITOPKCOMM.reducers.get(name, ""), *chain.from_iterable(cells)])
     return Table("figure 7", head, rows)
 
 
@@ -160,10 +159,9 @@ class Cell:
     of messages. ``is_fitted``: the prediction was made to meet the paper.
     """
 
-    training: str
+    training: SimpleNamespace
     reducer: str
     throughput: Comparison
-    efficiency: Comparison
     exposed: Comparison
     is_fitted: bool = False
 
@@ -186,13 +184,10 @@ def cell(training: SimpleNamespace, reducer: str, slowdown: float = 1.0) -> Cell
     seconds = slowdown * in_half(reducer, training.parameters)
     computing = batch / training.single_gpu
     paper = training.throughput[reducer]
-    throughput = world_size * batch / (computing + seconds)
-    ideal = world_size * training.single_gpu
     return Cell(
-        training.name,
+        training,
         reducer,
-        Comparison(paper, throughput),
-        Comparison(paper / ideal, throughput / ideal),
+        Comparison(paper, world_size * batch / (computing + seconds)),
         Comparison(world_size * batch / paper - computing, seconds),
         is_fitted=training.local_batch is None and reducer == "torus2d",
     )
@@ -212,35 +207,35 @@ def table_3_slowed() -> list[Cell]:
     shortest = min(known, key=lambda each: local_batch(each) / each.single_gpu)
     slowdown = 1 / cell(shortest, "dense").exposed.ratio
     cells = [cell(training, "dense", slowdown) for training in HITOPKCOMM.trainings]
-    return [replace(each, is_fitted=each.training == shortest.name) for each in cells]
+    return [replace(each, is_fitted=each.training is shortest) for each in cells]
 
 
 def cells_table(name: str, cells: Sequence[Cell]) -> Table:
     """Return the cells as rows."""
     head = ["training", "scheme", "samples/s, paper", "predicted", "predicted/paper", "efficiency, paper"]
     head += ["efficiency, predicted", "ms beyond computing, paper", "ms of messages, predicted"]
-    rows = [
-        (
-            *(each.training, HITOPKCOMM.schemes[each.reducer]),
-            *(f"{each.throughput.paper:,.0f}", f"{each.throughput.predicted:,.0f}"),
-            "fitted" if each.is_fitted else f"{each.throughput.ratio:.2f}",
-            *(f"{each.efficiency.paper:.1%}", f"{each.efficiency.predicted:.1%}"),
+    rows = []
+    for each in cells:
+        ideal = HITOPKCOMM.cluster.size * each.training.single_gpu
+        found = each.throughput
+        row = (
+            *(each.training.name, HITOPKCOMM.schemes[each.reducer]),
+            *(f"{found.paper:,.0f}", f"{found.predicted:,.0f}"),
+            "fitted" if each.is_fitted else f"{found.ratio:.2f}",
+            *(f"{found.paper / ideal:.1%}", f"{found.predicted / ideal:.1%}"),
             *(milliseconds(each.exposed.paper), milliseconds(each.exposed.predicted)),
         )
-        for each in cells
-    ]
+        rows.append(row)
     return Table(name, head, rows)
 
 
 def gains() -> dict[str, Comparison]:
     """Return MSTopK-SGD's throughput over 2DTAR-SGD's, by training."""
-    found = {(each.training, each.reducer): each.throughput for each in table_3()}
-    pairs = {
-        each.name: (found[each.name, "hitopk"], found[each.name, "torus2d"]) for each in HITOPKCOMM.trainings
-    }
+    found = {(each.training.name, each.reducer): each.throughput for each in table_3()}
     return {
-        name: Comparison(mstopk.paper / torus.paper, mstopk.predicted / torus.predicted)
-        for name, (mstopk, torus) in pairs.items()
+        each.name: Comparison(mstopk.paper / torus.paper, mstopk.predicted / torus.predicted)
+        for each in HITOPKCOMM.trainings
+        for mstopk, torus in [(found[each.name, "hitopk"], found[each.name, "torus2d"])]
     }
 
 

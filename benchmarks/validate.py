@@ -250,30 +250,17 @@ def _errors(given: Sequence[Comparison]) -> tuple[str, str, str]:
 
 def of_picks(given: Sequence[Pick]) -> str:
     """Return the table of the picks."""
-    rows = [
-        (
+    rows = []
+    for pick in given:
+        cell, seconds = pick.cell, pick.picked_seconds
+        row = (
             *(f"{cell.gbit:g}", cell.shape, f"{cell.size / 1e6:.3g} M", f"{100 * cell.density:g} %"),
-            *(
-                f"`{pick.picked}`",
-                f"{1e3 * pick.picked_seconds:.0f}" if pick.picked_seconds else "not measured",
-            ),
+            *(f"`{pick.picked}`", f"{1e3 * seconds:.0f}" if seconds else "not measured"),
             *(f"`{pick.best}`", f"{1e3 * pick.best_seconds:.0f}", f"{pick.ratio:.2f}"),
         )
-        for pick in given
-        for cell in (pick.cell,)
-    ]
-    head = [
-        "Gbit/s",
-        "nodes × ranks",
-        "entries",
-        "density",
-        "picked",
-        "ms",
-        "fastest measured",
-        "ms",
-        "ratio",
-    ]
-    return markdown(head, rows)
+        rows.append(row)
+    head = ["Gbit/s", "nodes × ranks", "entries", "density", "picked", "ms"]
+    return markdown([*head, "fastest measured", "ms", "ratio"], rows)
 
 
 def verdict(given: Sequence[Pick]) -> str:
@@ -289,11 +276,8 @@ def draw(given: Sequence[Comparison], path: Path) -> None:
         for axes, kind in zip(figure.subplots(1, 2, sharey=True), ("closed_form", "simulated"), strict=True):
             for subject, color in zip(REDUCERS, COLORS, strict=True):
                 own = [each for each in given if each.subject == subject and getattr(each, kind)]
-                measured_ms = [1e3 * each.measured for each in own]
-                predicted_ms = [1e3 * getattr(each, kind) for each in own]
-                axes.plot(
-                    measured_ms, predicted_ms, "o", color=color, markersize=3.5, label=subject, alpha=0.8
-                )
+                places = [(1e3 * each.measured, 1e3 * getattr(each, kind)) for each in own]
+                axes.plot(*zip(*places, strict=True), "o", color=color, ms=3.5, label=subject, alpha=0.8)
             ends = [4, 5000]
             axes.plot(ends, ends, color="black", linewidth=0.8)
             low, high = ([share * end for end in ends] for share in (0.75, 1.25))
