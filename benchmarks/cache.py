@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +20,16 @@ import tensorflow as tf
 from benchmarks.pictures import generate
 from benchmarks.throttled import serve
 from datacache import Augmentation, ImageFolder, Manifest, management
+from training.bench import cache
 from training.bench.cache import (
     BATCH,
-    CACHED_BATCHES,
     CROP,
     LEVELS,
-    QUICK_BATCHES,
-    QUICK_RUNS,
-    RUNS,
     SIDE,
     Run,
     Setting,
-    measure,
     record,
     seconds_a_sample,
-    table,
     temporary_levels,
 )
 from training.bench.record import Record, report
@@ -52,19 +48,15 @@ def records(folder: Path, setting: Setting) -> Iterator[Record]:
     size = len(setting.manifest)
     more = {FILES: _of_tensorflow(files, setting), CACHED: _of_tensorflow(cached, setting, skip=size)}
     throttled = {"rate": RATE, "latency_seconds": LATENCY_SECONDS}
-    for each in measure(setting, more):
+    for each in cache.measure(setting, more):
         memory = _memory(setting) if each.subject == LEVELS else {}
         yield replace(each, case=each.case | throttled, more=memory)
     with one_core():
         alone = setting.cache(setting.dirs, threads=1)
-        run = setting.reading(lambda: alone, _cached_batches(setting))
-        seconds = seconds_a_sample({ONE_CORE: run}, QUICK_RUNS if setting.quick else RUNS)[ONE_CORE]
+        run = partial(setting.read, alone, setting.cached_batches)
+        seconds = seconds_a_sample({ONE_CORE: run}, setting.runs)[ONE_CORE]
     found = record(setting, ONE_CORE, seconds)
     yield replace(found, case=found.case | throttled)
-
-
-def _cached_batches(setting: Setting) -> int:
-    return QUICK_BATCHES if setting.quick else CACHED_BATCHES
 
 
 def _of_tensorflow(dataset: Any, setting: Setting, skip: int = 0) -> Run:
@@ -72,14 +64,14 @@ def _of_tensorflow(dataset: Any, setting: Setting, skip: int = 0) -> Run:
     batches = iter(dataset)
     for _ in range(-(-skip // BATCH)):
         next(batches)
-    return lambda epoch: sum(int(next(batches)[1].shape[0]) for _ in range(_cached_batches(setting)))
+    return lambda epoch: sum(int(next(batches)[1].shape[0]) for _ in range(setting.cached_batches))
 
 
 def _memory(setting: Setting) -> dict[str, float]:
     """Return the bytes of level 2, for all ranks of the node, and those of its samples."""
     (folder,) = management.list_folders(setting.dirs.memory)
-    cache = setting.cache(setting.dirs)
-    samples = sum(cache.sample_bytes(part) for part in np.array_split(np.arange(len(cache)), 50))
+    stored = setting.cache(setting.dirs)
+    samples = sum(stored.sample_bytes(part) for part in np.array_split(np.arange(len(stored)), 50))
     return {"memory_bytes": folder.bytes, "sample_bytes": samples, "memory_ratio": folder.bytes / samples}
 
 
@@ -171,7 +163,7 @@ def main() -> int:
         with serve(folder, rate=RATE, latency_seconds=LATENCY_SECONDS) as url:
             setting = Setting(url, ImageFolder(url).scan(), dirs, given.quick)
             measured = records(folder, setting)
-            return report([measured], as_json=given.json, show=lambda each: table(each).print())
+            return report([measured], as_json=given.json, show=lambda each: cache.table(each).print())
 
 
 if __name__ == "__main__":

@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 import yaml
 
-from benchmarks.drawing.pages import with_block
+from benchmarks.drawing.pages import rewrite
 from benchmarks.drawing.style import PALETTE, docs_picture
 from training.commands.printing import markdown
 from training.config.reading import resolve
-from training.tasks import TASKS, Metric, Task
+from training.tasks import TASKS, Metric
 
 DENSE = "dense"
 
@@ -40,28 +40,17 @@ class Row:
     variant: str
     layout: tuple[int, ...]
     values: Sequence[float]
-    skipped_steps: int
 
     @property
     def mean(self) -> float:
         """Over the seeds."""
         return fmean(self.values)
 
-    @property
-    def ranks(self) -> str:
-        """Those of each node."""
-        return " + ".join(map(str, self.layout))
 
-
-def task_of(experiment: Mapping[str, Any]) -> type[Task]:
-    """Return the task that an experiment trains."""
+def metrics_of(experiment: Mapping[str, Any]) -> Mapping[str, Metric]:
+    """Return the metrics of the task that an experiment trains."""
     task = experiment["config"].get("task", "image_classification")
-    return TASKS[task if isinstance(task, str) else task["name"]]
-
-
-def metric_of(experiment: Mapping[str, Any]) -> Metric:
-    """Return the metric by which an experiment is compared."""
-    return task_of(experiment).metrics[experiment["metric"]]
+    return TASKS[task if isinstance(task, str) else task["name"]].metrics
 
 
 def rows(records: Iterable[Mapping[str, Any]], experiment: Mapping[str, Any], name: str) -> list[Row]:
@@ -74,7 +63,7 @@ def rows(records: Iterable[Mapping[str, Any]], experiment: Mapping[str, Any], na
             told = [each for each in own if _is_of(each, variant, layout)]
             if told:
                 values = [each["epochs"][-1][experiment["metric"]] for each in told]
-                found.append(Row(variant, layout, values, sum(each["skipped_steps"] for each in told)))
+                found.append(Row(variant, layout, values))
     return found
 
 
@@ -85,17 +74,17 @@ def _is_of(record: Mapping[str, Any], variant: str, layout: tuple[int, ...]) -> 
 
 def table(own: Sequence[Row], experiment: Mapping[str, Any]) -> str:
     """Return the table of an experiment: where each variant ends, and how far that is from dense."""
-    dense, metric = _dense(own), metric_of(experiment)
-    header = ["reducer", "ranks", "seeds", experiment["label"], "smallest … largest", "against dense"]
+    metric = metrics_of(experiment)[experiment["metric"]]
+    form = ".2%" if metric.share else ".4g"
+    (dense,) = (row for row in own if row.variant == DENSE)
     lines = []
     for row in own:
-        ends = f"{_shown(min(row.values), metric)} … {_shown(max(row.values), metric)}"
-        apart = _apart(row, dense, metric)
+        ends = f"{min(row.values):{form}} … {max(row.values):{form}}"
+        apart = row.mean - dense.mean if metric.share else row.mean / dense.mean - 1
         against = f"{100 * apart:+.2f} points" if metric.share else f"{apart:+.1%}"
-        if row is dense:
-            against = ""
-        seeds, mean = str(len(row.values)), _shown(row.mean, metric)
-        lines.append([row.variant, row.ranks, seeds, mean, ends, against])
+        shown = [str(len(row.values)), f"{row.mean:{form}}", ends, "" if row is dense else against]
+        lines.append([row.variant, " + ".join(map(str, row.layout)), *shown])
+    header = ["reducer", "ranks", "seeds", experiment["label"], "smallest … largest", "against dense"]
     return markdown(header, lines)
 
 
@@ -104,20 +93,6 @@ def settings(experiment: Mapping[str, Any]) -> str:
     config = json.loads(json.dumps(experiment["config"]))  # what is shared would be written by reference
     text = yaml.safe_dump(config, sort_keys=False, default_flow_style=None, width=110)
     return f"```yaml\n{text}```\n"
-
-
-def _dense(own: Sequence[Row]) -> Row:
-    (dense,) = (row for row in own if row.variant == DENSE)
-    return dense
-
-
-def _apart(row: Row, dense: Row, metric: Metric) -> float:
-    """Return how much a mean is above that of dense: in shares, or relatively."""
-    return row.mean - dense.mean if metric.share else row.mean / dense.mean - 1
-
-
-def _shown(value: float, metric: Metric) -> str:
-    return f"{value:.2%}" if metric.share else f"{value:.4g}"
 
 
 def draw_curves(path: Path, records: Sequence[Mapping[str, Any]], experiment: Mapping[str, Any]) -> None:
@@ -131,24 +106,19 @@ def draw_curves(path: Path, records: Sequence[Mapping[str, Any]], experiment: Ma
         axes = figure.subplots()
         for color, variant in zip(PALETTE, experiment["drawn"], strict=False):
             told = [each for each in records if _is_of(each, variant, layout)]
-            if told:
-                curve = _losses(told) if is_loss else _tests(told, experiment["metric"])
-                style = {} if is_loss else {"marker": ".", "markersize": 4}
-                axes.plot(*curve, color=color, label=variant, linewidth=1.2, **style)
+            if told and is_loss:
+                values = np.mean([each["losses"] for each in told], axis=0)
+                steps = sum(epoch["steps"] for epoch in told[0]["epochs"]) / len(values)
+                places = (np.arange(len(values)) + 0.5) * steps
+                axes.plot(places, values, color=color, label=variant, linewidth=1.2)
+            elif told:
+                ends = [[epoch[experiment["metric"]] for epoch in each["epochs"]] for each in told]
+                values = np.mean(ends, axis=0)
+                places = np.arange(len(values)) + 1
+                axes.plot(places, values, ".-", color=color, label=variant, linewidth=1.2, markersize=4)
         axes.set_xlabel("step" if is_loss else "epoch")
         axes.set_ylabel("loss in training" if is_loss else experiment["label"])
         axes.legend(frameon=False, fontsize=7)
-
-
-def _tests(told: Sequence[Mapping[str, Any]], metric: str) -> tuple[Any, Any]:
-    values = np.mean([[epoch[metric] for epoch in each["epochs"]] for each in told], axis=0)
-    return np.arange(len(values)) + 1, values
-
-
-def _losses(told: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
-    values = np.mean([each["losses"] for each in told], axis=0)
-    steps = sum(epoch["steps"] for epoch in told[0]["epochs"])
-    return (np.arange(len(values)) + 0.5) * steps / len(values), values
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -168,9 +138,9 @@ class Case:
     seed: int
 
 
-def plan() -> dict[str, Any]:
+def plan(path: Path = PLAN) -> dict[str, Any]:
     """Return the file of what is trained."""
-    content: dict[str, Any] = yaml.safe_load(PLAN.read_text())
+    content: dict[str, Any] = yaml.safe_load(path.read_text())
     return content
 
 
@@ -221,11 +191,11 @@ def trained(case: Case) -> dict[str, Any]:
     """Train a case, and return its record; in a process of its own."""
     content = plan()
     run, lines = train(content, case)
-    metrics = metric_names(content["experiments"][case.experiment])
+    keys = ("epoch", "steps", "loss", *metrics_of(content["experiments"][case.experiment]))
     return {
         "bench": "convergence",
         "case": asdict(case),
-        "epochs": [_epoch(line, metrics) for line in lines if line["kind"] == "epoch"],
+        "epochs": [{key: line[key] for key in keys} for line in lines if line["kind"] == "epoch"],
         "losses": loss_means([line["loss"] for line in lines if line["kind"] == "step"]),
         "skipped_steps": sum(phase.skipped_steps for phase in run.summary.phases),
         **made_by(f"python -m benchmarks.convergence --run {case.experiment}"),
@@ -261,20 +231,10 @@ def made_by(command: str) -> dict[str, Any]:
     return {"machine": machine(), "command": command}
 
 
-def _epoch(line: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
-    return {key: line[key] for key in ("epoch", "steps", "loss", *metrics)}
-
-
 def loss_means(losses: Sequence[float | None]) -> list[float | None]:
     """Return means over equal parts of a run; of a part without a finite loss, ``None``."""
     parts = np.array_split(np.array(losses, np.float64), min(LOSSES, len(losses)))
     return [None if np.isnan(part).all() else float(np.nanmean(part)) for part in parts]
-
-
-def run(names: Sequence[str], jobs: int) -> None:
-    """Train what is not recorded yet."""
-    for record in train_missing(cases(plan(), names), trained, RECORDS, jobs):
-        print(f"{case_of(record)}: {record['epochs'][-1]}", flush=True)
 
 
 def train_missing(
@@ -300,11 +260,6 @@ def train_missing(
             raise
 
 
-def metric_names(experiment: Mapping[str, Any]) -> list[str]:
-    """Return the metrics of an experiment's task."""
-    return list(task_of(experiment).metrics)
-
-
 def blocks(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return what the page has from the plan and the records, by the names of its marks."""
     found = {}
@@ -317,13 +272,10 @@ def blocks(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> 
 def draw() -> None:
     """Write the tables and the pictures of the page."""
     content, records = plan(), recorded()
-    page = PAGE.read_text()
-    for name, text in blocks(content, records).items():
-        page = with_block(page, name, text)
+    rewrite(PAGE, blocks(content, records))
     for name, experiment in content["experiments"].items():
         if own := [record for record in records if record["case"]["experiment"] == name]:
             draw_curves(PICTURES / f"{name}.svg", own, experiment)
-    PAGE.write_text(page)
 
 
 def main() -> None:
@@ -332,10 +284,11 @@ def main() -> None:
     parser.add_argument("--run", nargs="*", metavar="NAME", help="train these experiments; all by default")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time")
     arguments = parser.parse_args()
-    if arguments.run is not None:
-        run(arguments.run, arguments.jobs)
-    else:
-        draw()
+    if arguments.run is None:
+        return draw()
+    for record in train_missing(cases(plan(), arguments.run), trained, RECORDS, arguments.jobs):
+        print(f"{case_of(record)}: {record['epochs'][-1]}", flush=True)
+    return None
 
 
 if __name__ == "__main__":

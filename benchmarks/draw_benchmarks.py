@@ -7,22 +7,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
 
 from benchmarks.drawing import linear
-from benchmarks.drawing.measured import (
-    draw_cache,
-    draw_cluster,
-    draw_runs,
-    draw_steps,
-    norms_page,
-)
 from benchmarks.drawing.pages import Page, Results, fingerprint, newest, with_block
+from benchmarks.drawing.style import STAGES, WAITING, WHOLE, legend, name_row, note, open_up, picture
+from benchmarks.jobs import world
 from benchmarks.linear import of_ranks
 from benchmarks.pto import tables as pto_tables
-from benchmarks.race import A_STEP, runs_table, steps_table
+from benchmarks.race import A_STEP, TO_ACCURACY, runs_table, steps_table
 from benchmarks.reducers import table_of
 from training.bench.cache import table as cache_table
 from training.bench.record import Record
+from training.bench.reducers import NOTHING, label, percent
 from training.bench.selection import case_table
 from training.commands.printing import Table
 
@@ -55,62 +55,142 @@ class Section:
         return f"{results.source}\n{replace(table, rows=table.rows[:ROWS]).markdown()}"
 
 
-def is_cell(record: Record) -> bool:
-    """Return whether it is of VGG-16's size at 1 Gbit/s, and not a probe of MPI's algorithms."""
-    case = record.case
-    return record.bench != "probe" and (case["rate"], case["size"]) == ("1gbit", 14_728_266)
+# ---- Pictures ----
 
 
-def is_step(record: Record) -> bool:
-    """Return whether a record of the race is of steps, not of runs."""
-    return bool(record.case["unit"] == A_STEP)
+def draw_cluster(records: Sequence[Record], path: Path) -> None:
+    """Write the picture: for each density time by stage, and below it the bytes between nodes."""
+    found = (record.case["density"] for record in records)
+    densities = list(dict.fromkeys(density for density in found if density is not None)) or [1.0]
+    with picture(path, 0.8 + 4.1 * len(densities), 5.6, fingerprint(records)) as figure:
+        rows = figure.subplots(
+            2, len(densities), sharey="row", sharex="col", squeeze=False, height_ratios=(3, 2)
+        )
+        for density, time, sent in zip(densities, *rows, strict=True):
+            own = [record for record in records if record.case["density"] in (None, density)]
+            own.sort(key=lambda record: "baselines" not in record.more)  # the all-reduces at the end
+            time.set_title(f"density {percent(density)}")
+            draw_time(time, own)
+            draw_bytes(sent, own)
+            for axes in (time, sent):
+                open_up(axes)
+            sent.set_xticks(range(len(own)), [label(each) for each in own], rotation=90)
+        name_row(rows[0, 0], "ms a step")
+        name_row(rows[1, 0], "MB between nodes,\nbusiest rank")
+        legend(figure, STAGES | {"waiting": WAITING, "dense all-reduce": WHOLE})
+        case = records[0].case
+        figure.suptitle(f"{case['rate']}, {case['size']:,} entries, {world(case['ranks_of_nodes'])}")
 
 
-def is_run(record: Record) -> bool:
-    """Return whether a record of the race is of runs to an accuracy."""
-    return not is_step(record)
+def draw_time(axes: Axes, records: Sequence[Record]) -> None:
+    """Draw a bar for each candidate, as high as its step took, and above it its ratio to the peer."""
+    for place, record in enumerate(records):
+        total, low = record.seconds.median * 1e3, 0.0
+        for stage, seconds in (record.more["stages"] or {}).items():
+            high = min(total, low + seconds["mean"] * 1e3)  # medians of parts may add up to more
+            axes.bar(place, high - low, bottom=low, color=STAGES[stage], width=0.75)
+            low = high
+        rest = WAITING if record.more["stages"] else WHOLE
+        axes.bar(place, total - low, bottom=low, color=rest, width=0.75)
+        if record.ratio is not None:
+            note(axes, place, total, f"{record.ratio:.3g}×")
 
 
-def table_of_rows(records: Sequence[Record]) -> Table:
-    """Return the table of a cell's first density."""
-    return table_of([record for record in records if record.case["density"] in (None, 0.01)])
+def draw_bytes(axes: Axes, records: Sequence[Record]) -> None:
+    """Draw what the busiest rank sends between nodes; that of MPI's own collectives is unknown."""
+    for place, record in enumerate(records):
+        sent = record.bytes.inter / 1e6 if record.bytes else 0.0
+        if record.bytes:
+            axes.bar(place, sent, color=STAGES["inter"], width=0.75)
+        note(axes, place, sent, f"{sent:.3g}" if record.bytes else NOTHING)
 
 
-def is_measured(record: Record) -> bool:
-    """Return whether it is more than a probe of MPI's algorithms."""
-    return record.bench != "probe"
+def is_whole(record: Record) -> bool:
+    """Return whether it sends all entries."""
+    return record.case["density"] is None
 
 
-def is_long_selection(record: Record) -> bool:
-    """Return whether it is of the selection that the page shows."""
-    case = record.case
-    return (case["size"], case["density"], case["input"]) == (25_000_000, 0.001, "gaussian")
+def draw_steps(records: Sequence[Record], path: Path) -> None:
+    """Write the picture of steps a second: a bar a subject, its ratio to the peer above."""
+    with picture(path, 5.4, 3.6, fingerprint(records)) as figure:
+        axes: Axes = figure.subplots()
+        axes.set_title(records[0].case["rate"])
+        for number, record in enumerate(records):
+            color = WHOLE if is_whole(record) else STAGES["select"]
+            axes.bar(number, record.more["steps_a_second"], color=color, width=0.75)
+            above = "" if record.ratio is None else f"{record.ratio:.3g}×"
+            note(axes, number, record.more["steps_a_second"], above)
+        axes.set_xticks(range(len(records)), [each.subject for each in records], rotation=90)
+        open_up(axes)
+        name_row(axes, "steps a second")
+        legend(figure, {"sends all entries": WHOLE, "sends a part": STAGES["select"]})
 
 
-def is_gpu_selection(record: Record) -> bool:
-    """Return whether it is of the selection on a GPU that the page shows."""
-    return (record.case["size"], record.case["entry"]) == (1 << 27, "float32")
+def draw_runs(records: Sequence[Record], path: Path) -> None:
+    """Write the picture of accuracies over time: a line a seed, and the accuracy that is raced to."""
+    colors = matplotlib.colormaps["tab20"].colors
+    of_subject = {record.subject: colors[number % 20] for number, record in enumerate(records)}
+    with picture(path, 6.8, 4.2, fingerprint(records)) as figure:
+        axes: Axes = figure.subplots()
+        for record in records:
+            style = "--" if is_whole(record) else "-"
+            for curve in record.more["curves"]:
+                seconds, accuracies = zip(*curve, strict=True)
+                axes.plot(seconds, accuracies, style, color=of_subject[record.subject], linewidth=0.9)
+        axes.axhline(records[0].more["target"], color=WHOLE, linewidth=0.5)
+        axes.set_xscale("log")
+        axes.set_xlabel("s")
+        axes.set_ylabel("test accuracy")
+        axes.spines[["top", "right"]].set_visible(False)
+        legend(figure, of_subject)
 
 
-def first_pto_table(records: Sequence[Record]) -> Table:
-    """Return the table of norms on the fewest ranks."""
-    return next(iter(pto_tables(records)))
+def draw_cache(records: Sequence[Record], path: Path) -> None:
+    """Write the picture of the time of a sample: a bar for each subject and peer."""
+    seconds = {each.subject: each.seconds.median for each in records}
+    subjects = set(seconds)
+    seconds |= {each.peer: each.peer_seconds.median for each in records if each.peer_seconds}
+    bars_of = sorted(seconds.items(), key=lambda each: each[1])
+    with picture(path, 6.4, 2.4, fingerprint(records)) as figure:
+        axes = figure.subplots()
+        colors = [STAGES["select"] if name in subjects else WHOLE for name, _ in bars_of]
+        axes.barh([name for name, _ in bars_of], [each * 1e6 for _, each in bars_of], color=colors)
+        for place, (_, each) in enumerate(bars_of):
+            axes.annotate(
+                f"{each * 1e6:,.0f}", (each * 1e6, place), (3, 0), textcoords="offset points", va="center"
+            )
+        axes.set_xscale("log")
+        axes.set_xlabel("µs a sample")
+        axes.invert_yaxis()
+        axes.spines[["top", "right"]].set_visible(False)
 
 
-def gpu_tables(results: Results, folder: str) -> Iterator[str]:
+# ---- The pages ----
+
+
+def gpu_tables(results: Results) -> Iterator[str]:
     """Yield a table of each length and type of entries."""
     for _, own in groupby(results.records, key=lambda record: (record.case["size"], record.case["entry"])):
         yield case_table(list(own)).markdown()
 
 
+def has(**case: Any) -> Callable[[Record], bool]:
+    """Return what picks records by keys of their case, and leaves out probes of MPI's algorithms."""
+    return lambda record: record.bench != "probe" and case.items() <= record.case.items()
+
+
 SECTIONS = (
-    Section("race", "race", steps_table, is_step, "race-mlp-4x1.svg", draw_steps, fastest_first=True),
-    Section("accuracy", "race", runs_table, is_run, "race-mlp-4x1-0.2gbit-accuracy.svg", draw_runs),
+    Section(
+        "race", "race", steps_table, has(unit=A_STEP), "race-mlp-4x1.svg", draw_steps, fastest_first=True
+    ),
+    Section(
+        "accuracy", "race", runs_table, has(unit=TO_ACCURACY), "race-mlp-4x1-0.2gbit-accuracy.svg", draw_runs
+    ),
     Section(
         "cluster",
         "cluster",
-        table_of_rows,
-        is_cell,
+        lambda records: table_of([each for each in records if each.case["density"] in (None, 0.01)]),
+        has(rate="1gbit", size=14_728_266),
         "cluster-1gbit-14728266.svg",
         draw_cluster,
         fastest_first=True,
@@ -119,20 +199,25 @@ SECTIONS = (
         "cluster-1m",
         "cluster-1m",
         table_of,
-        is_measured,
+        has(),
         "cluster-1m-1gbit-1000000.svg",
         draw_cluster,
         fastest_first=True,
     ),
     Section("reducers", "reducers", table_of),
-    Section("selection", "selection", case_table, is_long_selection),
-    Section("gpu-selection", "gpu-selection", case_table, is_gpu_selection),
+    Section("selection", "selection", case_table, has(size=25_000_000, density=0.001, input="gaussian")),
+    Section("gpu-selection", "gpu-selection", case_table, has(size=1 << 27, entry="float32")),
     Section("cache", "cache", cache_table, picture="cache.svg", draw=draw_cache),
-    Section("pto", "pto", first_pto_table),
+    Section("pto", "pto", lambda records: next(pto_tables(records))),
     Section("linear", "linear", of_ranks, linear.is_first_case),
 )
 PAGES = (
-    Page("docs/pto.md", "pto", norms_page, "scripts/bench.sh"),
+    Page(
+        "docs/pto.md",
+        "pto",
+        lambda results: (table.markdown() for table in pto_tables(results.records)),
+        "scripts/bench.sh",
+    ),
     Page("docs/linear.md", linear.KIND, linear.tables, "scripts/bench.sh"),
     Page("docs/gpu.md", "gpu-selection", gpu_tables, "scripts/gpu.sh"),
 )
@@ -148,26 +233,25 @@ def page(text: str, found: dict[str, Results]) -> str:
     return with_block(text, "others", f"\n{others}\n")
 
 
-def write(folder: Path) -> None:
-    """Write page and pictures of the newest results."""
-    found, readme = newest(folder / "results"), folder / "README.md"
-    readme.write_text(page(readme.read_text(), found))
-    for section in SECTIONS:
-        if section.kind in found and section.draw is not None:
-            section.draw(section.records(found[section.kind]), folder / section.picture)
-
-
 def fingerprints(found: dict[str, Results]) -> dict[str, str]:
     """Return for each picture the digest of its records, which the picture has among its metadata."""
     drawn = [each for each in SECTIONS if each.kind in found and each.draw is not None]
     return {each.picture: fingerprint(each.records(found[each.kind])) for each in drawn}
 
 
-if __name__ == "__main__":
-    write(FOLDER)
-    measured = newest(FOLDER / "results")
-    if linear.KIND in measured:
-        linear.draw(measured[linear.KIND], FOLDER.parent / linear.PICTURE)
+def write() -> None:
+    """Write the pages and the pictures of the newest records."""
+    found, readme = newest(FOLDER / "results"), FOLDER / "README.md"
+    readme.write_text(page(readme.read_text(), found))
+    for section in SECTIONS:
+        if section.kind in found and section.draw is not None:
+            section.draw(section.records(found[section.kind]), FOLDER / section.picture)
+    if linear.KIND in found:
+        linear.draw(found[linear.KIND], FOLDER.parent / linear.PICTURE)
     for each in PAGES:
         file = FOLDER.parent / each.path
-        file.write_text(each.with_measured(file.read_text(), measured))
+        file.write_text(each.with_measured(file.read_text(), found))
+
+
+if __name__ == "__main__":
+    write()

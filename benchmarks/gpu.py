@@ -9,7 +9,7 @@ clock until its result is there.
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +23,7 @@ from commlib.gpu import DEVICE_SELECTORS, GpuUnavailable, make_device_selector
 from commlib.gpu.cupy_engine import current_engine
 from commlib.vectors import Float32
 from training.bench.record import MOST_INPUTS, Record, WrongResult, alternate, elapsed, report, version_of
-from training.bench.selection import INEXACT, case_table, records_of
+from training.bench.selection import case_table, check_selection, records_of
 from training.process.job import FAILURE, log_error, usage_error
 
 SIZES = tuple(1 << power for power in (18, 20, 22, 24, 25, 27, 29))  # 256 K … 512 M
@@ -108,12 +108,14 @@ class Device:
     def _ahead(self) -> Array:
         return self.cupy.zeros(AHEAD, self.cupy.float32)
 
-    def seconds(self, candidate: BenchCandidate, given: Array) -> float:
-        """Return the seconds of one call on the device."""
+    def seconds(self, candidate: "Peer", given: Array) -> float:
+        """Return the seconds of one call on the device, or by the host's clock."""
+        if candidate.by_host:
+            return elapsed(candidate.select, given)
         start, end = self.cupy.cuda.Event(), self.cupy.cuda.Event()
         self._ahead.max()
         start.record()
-        result = candidate(given)
+        result = candidate.select(given)
         end.record()
         end.synchronize()
         del result
@@ -135,7 +137,7 @@ class Peer:
     by_host: bool = False
 
 
-MakePeer = Callable[[int, int, Any], Peer | str]  # of k, the size, and CuPy; or why there is none
+MakePeer = Callable[[int, int, Any], Peer]  # of k, the size, and CuPy; fails where there is none
 
 
 def measure(
@@ -169,12 +171,15 @@ def _measure_case(
     peers = {name: _tried(make, case, inputs[0], device.cupy) for name, make in PEERS.items()}
     found = {name: peer for name, peer in peers.items() if not isinstance(peer, str)}
     runs = QUICK_RUNS if case["quick"] else RUNS
-    seconds = alternate(subjects | found, inputs, runs, partial(_seconds, device), limit_seconds=SECONDS_EACH)
-    floors = _floors(case, seconds["copy"].median)
-    cases = dict.fromkeys(subjects, case)
+    seconds = alternate(subjects | found, inputs, runs, device.seconds, limit_seconds=SECONDS_EACH)
+    # The bytes that must move, at the rate of a copy: a selector reads the vector once; the sweep reads
+    # gradient and residual and writes the residual.
+    width = ENTRY_BYTES[case["entry"]]
+    read_seconds = seconds["copy"].median / 2
+    floors = dict.fromkeys(subjects, read_seconds) | {SWEEP: (width + 4 + 4) / width * read_seconds}
     return [
         replace(each, more={"floor_seconds": floors[each.subject], "gpu": dict(device.facts)})
-        for each in records_of(cases, peers, seconds)
+        for each in records_of(dict.fromkeys(subjects, case), peers, seconds)
     ]
 
 
@@ -182,27 +187,13 @@ def _tried(make: MakePeer, case: dict[str, Any], vector: Array, cupy: Any) -> Pe
     """Return a peer that has been called once, or why there is none."""
     try:
         peer = make(case["k"], case["size"], cupy)
-        if not isinstance(peer, str):
-            peer.select(vector)
-            cupy.cuda.Device().synchronize()
+        peer.select(vector)
+        cupy.cuda.Device().synchronize()
+    except ModuleNotFoundError as error:
+        return f"{error.name} is not installed"
     except Exception as error:  # noqa: BLE001 - of any kind: the others are measured all the same
         return f"it failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     return peer
-
-
-def _floors(case: dict[str, Any], copy_seconds: float) -> dict[str, float]:
-    """Return the seconds of the bytes that each subject must move, at the rate of a copy.
-
-    A selector reads the vector once; the sweep reads gradient and residual and writes the residual.
-    """
-    width = ENTRY_BYTES[case["entry"]]
-    second_per_byte = copy_seconds / (2 * case["size"] * width)
-    floors = dict.fromkeys(SUBJECTS, case["size"] * width * second_per_byte)
-    return floors | {SWEEP: case["size"] * (width + 4 + 4) * second_per_byte}
-
-
-def _seconds(device: Device, peer: Peer, given: Array) -> float:
-    return elapsed(peer.select, given) if peer.by_host else device.seconds(peer.select, given)
 
 
 def _checked(name: str, case: dict[str, Any], vector: Array, cupy: Any) -> BenchCandidate:
@@ -211,25 +202,9 @@ def _checked(name: str, case: dict[str, Any], vector: Array, cupy: Any) -> Bench
     selector.select(vector)
     selection = selector.select(vector)
     found = selection.nnz()
-    _check(name, case, vector, selection.indices[:found], selection.values[:found], cupy)
+    indices, values = selection.indices[:found], selection.values[:found]
+    check_selection(name, case["k"], vector, indices, values, cupy)
     return selector.select
-
-
-def _check(name: str, case: dict[str, Any], vector: Array, indices: Array, values: Array, cupy: Any) -> None:
-    """Raise ``WrongResult`` where the entries are not those that the selector promises."""
-    promise, k = INEXACT.get(name), case["k"]
-    least, most = (promise.least * k, promise.most * k) if promise else (k, k)
-    if not least <= indices.size <= most:
-        raise WrongResult(f"{name}: expected {least:g} to {most:g} entries, got {indices.size}")
-    if bool((indices[1:] <= indices[:-1]).any()):
-        raise WrongResult(f"{name}: expected ascending indices, got others")
-    if not bool((vector[indices].astype(cupy.float32) == values).all()):
-        raise WrongResult(f"{name}: expected values of the vector at their indices, got others")
-    if promise is None or promise.bucket is None:
-        left = cupy.abs(vector)
-        left[indices] = 0
-        if float(left.max()) > float(cupy.abs(values).min()):
-            raise WrongResult(f"{name}: expected the largest entries, got others")
 
 
 def _sweep(case: dict[str, Any], cupy: Any) -> BenchCandidate:
@@ -253,13 +228,9 @@ def _copy(k: int, size: int, cupy: Any) -> Peer:
     return Peer(copy)
 
 
-def _torch_topk(k: int, size: int, cupy: Any) -> Peer | str:
-    try:
-        import torch
-    except ImportError:
-        return "torch is not installed"
-    if not torch.cuda.is_available():
-        return "torch finds no GPU"
+def _torch_topk(k: int, size: int, cupy: Any) -> Peer:
+    import torch
+
     return Peer(lambda vector: torch.topk(torch.from_dlpack(vector).abs(), k))
 
 
@@ -267,14 +238,12 @@ def _argpartition(k: int, size: int, cupy: Any) -> Peer:
     return Peer(lambda vector: cupy.argpartition(cupy.abs(vector), size - k)[size - k :])
 
 
-def _approx_max_k(k: int, size: int, cupy: Any) -> Peer | str:
+def _approx_max_k(k: int, size: int, cupy: Any) -> Peer:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # or it takes most of the memory
-    try:
-        import jax
-    except ImportError:
-        return "jax is not installed"
+    import jax
+
     if jax.default_backend() not in ("gpu", "cuda"):
-        return "jax finds no GPU"
+        raise RuntimeError("jax finds no GPU")
     select = jax.jit(lambda vector: jax.lax.approx_max_k(abs(vector), k, recall_target=RECALL))
     return Peer(lambda vector: jax.block_until_ready(select(jax.dlpack.from_dlpack(vector))), by_host=True)
 

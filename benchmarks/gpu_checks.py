@@ -16,9 +16,8 @@ import platform
 import sys
 import time
 import traceback
-from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,9 @@ from commlib.transport.base import Request, check_color
 from commlib.tuning.probe import Gradients
 from commlib.vectors import partition
 
+Case = tuple[str, dict[str, Any], int]  # a reducer, its options, and the size
+PipesOfRanks = Sequence[Sequence["SimpleQueue[Any]"]]
+
 STEPS = 3
 THREADS = 4  # ranks of one process
 SIZES = (1, 1_000, 1_000_003, 25_557_032)  # the last is ResNet-50's
@@ -45,14 +47,6 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("hitopk", {"density": 0.001, "wire": "qsgd8"}),
     ("hioktopk", {"density": 0.01}),
 )
-
-
-class Ends:
-    """One rank's ends of the pipes to all others, and messages that came before they were expected."""
-
-    def __init__(self) -> None:
-        self.pipes: dict[int, Connection] = {}
-        self.waiting: defaultdict[tuple[str, int], deque[Any]] = defaultdict(deque)
 
 
 class Done(Request):
@@ -74,30 +68,25 @@ class Receipt(Request):
 
 
 class Pipes(Communicator):
-    """Ranks that are processes with a pipe between any two; for a few bytes only."""
+    """Ranks that are processes, with ``pipes[source][destination]`` from each to each; for a few bytes only.
 
-    def __init__(self, ends: "Ends", key: str, rank: int, members: Sequence[int]) -> None:
+    All ranks of a pair use the same groups in the same order, so that their messages need no names.
+    """
+
+    def __init__(self, pipes: PipesOfRanks, rank: int, members: Sequence[int]) -> None:
         super().__init__(rank, len(members), platform.node())
-        self._ends, self._key, self._members, self._splits = ends, key, members, 0
-        self._waiting = ends.waiting
+        self._pipes, self._members = pipes, members
 
     def _free(self) -> None:
         """Free nothing: the pipes are the processes'."""
 
     def give(self, value: Any, rank: int) -> None:
         """Send a picklable value."""
-        if rank == self.rank:
-            self._waiting[self._key, self._members[rank]].append(value)
-        else:
-            self._ends.pipes[self._members[rank]].send((self._key, value))
+        self._pipes[self._members[self.rank]][self._members[rank]].put(value)
 
     def take(self, rank: int) -> Any:
-        """Return the next value of a rank in this group; those of other groups are stored."""
-        source = self._members[rank]
-        while not self._waiting[self._key, source]:
-            key, value = self._ends.pipes[source].recv()
-            self._waiting[key, source].append(value)
-        return self._waiting[self._key, source].popleft()
+        """Return the next value of a rank."""
+        return self._pipes[self._members[rank]][self._members[self.rank]].get()
 
     def allgather_objects(self, value: Any) -> list[Any]:
         for rank in range(self.size):
@@ -107,9 +96,7 @@ class Pipes(Communicator):
     def split(self, color: int) -> "Pipes":
         colors = self.allgather_objects(check_color(color))
         ranks = [rank for rank, other in enumerate(colors) if other == color]
-        self._splits += 1
-        key, members = f"{self._key}/{self._splits}.{color}", [self._members[rank] for rank in ranks]
-        return Pipes(self._ends, key, ranks.index(self.rank), members)
+        return Pipes(self._pipes, ranks.index(self.rank), [self._members[rank] for rank in ranks])
 
     def allgather_ints(self, values: Sequence[int]) -> Any:
         rows = self.allgather_objects([int(value) for value in values])
@@ -131,10 +118,7 @@ class Pipes(Communicator):
 # ------------------------------------------------------------- the checks of a rank
 
 
-@functools.lru_cache(maxsize=1)
-def gradients_of(size: int) -> Gradients:
-    """Return the gradients to check with; those of a size are drawn once."""
-    return Gradients(size)
+gradients_of = functools.lru_cache(maxsize=1)(Gradients)  # those of a size are drawn once
 
 
 def digests(topology: Topology, name: str, options: dict[str, Any], size: int) -> list[str]:
@@ -167,28 +151,29 @@ def collectives(comm: Communicator) -> dict[str, bool]:
     own = arrays.asarray(vectors[rank])
     part = comm.reduce_scatter(own, bounds)
     found = {"reduce_scatter": host(part).tobytes() == expected[bounds[rank] : bounds[rank + 1]].tobytes()}
-    for what, length_of in (("equal", lambda other: 1000), ("unequal", lambda other: 7 * other)):
-        parts = list(arrays.zeros((size, 1000), np.float32)) if what == "equal" else []
-        parts = parts or [arrays.zeros(length_of(other), np.float32) for other in range(size)]
-        comm.allgather(own[: length_of(rank)], parts)
-        found[f"allgather of {what} parts"] = all(
-            host(each).tobytes() == vectors[other][: length_of(other)].tobytes()
-            for other, each in enumerate(parts)
-        )
+
+    def begin_as_the_vectors(parts: Sequence[Any]) -> bool:
+        pairs = zip(parts, vectors, strict=True)
+        return all(host(part).tobytes() == vector[: len(part)].tobytes() for part, vector in pairs)
+
+    parts = {
+        "equal": list(arrays.zeros((size, 1000), np.float32)),
+        "unequal": [arrays.zeros(7 * other, np.float32) for other in range(size)],
+    }
+    for what, incoming in parts.items():
+        comm.allgather(own[: len(incoming[rank])], incoming)
+        found[f"allgather of {what} parts"] = begin_as_the_vectors(incoming)
     incoming = [arrays.zeros(100 + rank, np.float32) for _ in range(size)]
     comm.exchange([own[: 100 + other] for other in range(size)], incoming)
-    found["exchange"] = all(
-        host(each).tobytes() == vectors[other][: 100 + rank].tobytes() for other, each in enumerate(incoming)
-    )
-    return found
+    return found | {"exchange": begin_as_the_vectors(incoming)}
 
 
-def rank_through_nccl(ends: Ends, rank: int, size: int, sizes: Sequence[int], out: Any) -> None:
+def rank_through_nccl(pipes: PipesOfRanks, rank: int, sizes: Sequence[int], out: Any) -> None:
     """Run all checks as one rank of NCCL; ``out`` gets the findings of rank 0, or an error."""
     try:
         begun = time.perf_counter()
-        comm = nccl.over(Pipes(ends, "world", rank, range(size)), share_gpus=True)
-        report("connect", {"ranks": size, "seconds": time.perf_counter() - begun}, rank, out)
+        comm = nccl.over(Pipes(pipes, rank, range(len(pipes))), share_gpus=True)
+        report("connect", {"ranks": comm.size, "seconds": time.perf_counter() - begun}, rank, out)
         check(comm, sizes, out)
     except BaseException:  # noqa: BLE001 - of any kind: the parent prints it
         out.put(("failed", {"rank": rank, "error": traceback.format_exc()}))
@@ -213,7 +198,7 @@ def report(what: str, found: dict[str, Any], rank: int, out: Any) -> None:
         out.put((what, found))
 
 
-def cases(sizes: Sequence[int]) -> list[tuple[str, dict[str, Any], int]]:
+def cases(sizes: Sequence[int]) -> list[Case]:
     """Return all cases: reducer, options, size; those of a size one after the other."""
     return [(*case, size) for size in sizes for case in CASES]
 
@@ -226,24 +211,19 @@ def layouts(ranks: int) -> tuple[int, ...]:
 # ------------------------------------------------------------- the parent
 
 
-def connected(ranks: int) -> list[Ends]:
-    """Return the ends of every rank, with a pipe between any two."""
-    ends = [Ends() for _ in range(ranks)]
-    for first in range(ranks):
-        for second in range(first):
-            ends[first].pipes[second], ends[second].pipes[first] = multiprocessing.Pipe()
-    return ends
+def connected(ranks: int) -> PipesOfRanks:
+    """Return pipes from each rank to each."""
+    context = multiprocessing.get_context("spawn")
+    return [[context.SimpleQueue() for _ in range(ranks)] for _ in range(ranks)]
 
 
 def through_nccl(ranks: int, sizes: Sequence[int], limit: float) -> list[tuple[str, dict[str, Any]]]:
     """Run ranks as processes that share the GPU; return their findings until they ended or ``limit``."""
     context = multiprocessing.get_context("spawn")
-    ends = connected(ranks)
-    out = context.Queue()
+    pipes, out = connected(ranks), context.Queue()
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     processes = [
-        context.Process(target=rank_through_nccl, args=(ends[rank], rank, ranks, sizes, out))
-        for rank in range(ranks)
+        context.Process(target=rank_through_nccl, args=(pipes, rank, sizes, out)) for rank in range(ranks)
     ]
     for process in processes:
         process.start()
@@ -286,39 +266,52 @@ def compare(ranks: int, sizes: Sequence[int], limit: float) -> bool:
     right = True
     for what, found in through_nccl(ranks, sizes, limit):
         if what == "reducer":
-            case, per_node = found["case"], found["ranks_per_node"]
-            equal = found["digests"] == in_threads(case, ranks, per_node, np)
-            print_json(
-                what, labels(case, per_node, "nccl", ranks) | {"bitwise": equal, "seconds": found["seconds"]}
-            )
-            right &= equal
+            case, per_node, seen = found["case"], found["ranks_per_node"], found["digests"]
+            expected = in_threads(case, ranks, per_node, np)
+            seconds = {"seconds": found["seconds"]}
+            right &= is_same(case, ranks, per_node, "nccl", lambda seen=seen: seen, expected, **seconds)
         else:
             print_json(what, found)
             right &= what != "failed" and all(found.values())
     for case in cases(sizes[:-1]):
         for per_node in layouts(THREADS):
-            ways = {
-                "one process": lambda case=case, per_node=per_node: in_threads(case, THREADS, per_node, cupy)
-            }
-            if per_node == 1:
-                ways["pinned buffers"] = lambda case=case: through_pinned_buffers(case, THREADS)
             expected = in_threads(case, THREADS, per_node, np)
-            for way, run in ways.items():
-                found = same(run, expected)
-                print_json("reducer", labels(case, per_node, way, THREADS) | found)
-                right &= found["bitwise"]
+            run = functools.partial(in_threads, case, THREADS, per_node, cupy)
+            right &= is_same(case, THREADS, per_node, "one process", run, expected)
+            if per_node == 1:
+                run = functools.partial(through_pinned_buffers, case, THREADS)
+                right &= is_same(case, THREADS, per_node, "pinned buffers", run, expected)
     return right
 
 
-def same(run: Callable[[], list[Any]], expected: list[Any]) -> dict[str, Any]:
-    """Return whether ``run()`` is as expected, or its error."""
+def is_same(
+    case: Case,
+    ranks: int,
+    per_node: int,
+    way: str,
+    run: Callable[[], list[Any]],
+    expected: list[Any],
+    **more: float,
+) -> bool:
+    """Print whether ``run()`` is as expected, or its error."""
+    name, options, size = case
+    own = {
+        "reducer": name,
+        **options,
+        "size": size,
+        "ranks": ranks,
+        "ranks_per_node": per_node,
+        "through": way,
+    }
     try:
-        return {"bitwise": run() == expected}
+        found: dict[str, Any] = {"bitwise": run() == expected}
     except Exception:  # noqa: BLE001 - of any kind: the others are checked all the same
-        return {"bitwise": False, "error": traceback.format_exc()}
+        found = {"bitwise": False, "error": traceback.format_exc()}
+    print_json("reducer", own | found | more)
+    return bool(found["bitwise"])
 
 
-def through_pinned_buffers(case: tuple[str, dict[str, Any], int], ranks: int) -> list[Any]:
+def through_pinned_buffers(case: Case, ranks: int) -> list[Any]:
     """Return the digests of ranks with a node and a stream of their own each, that send through the host."""
     import cupy
 
@@ -329,18 +322,11 @@ def through_pinned_buffers(case: tuple[str, dict[str, Any], int], ranks: int) ->
     return simulated.run(body, ranks, ranks_per_node=1)
 
 
-def in_threads(case: tuple[str, dict[str, Any], int], ranks: int, per_node: int, arrays: Any) -> list[Any]:
+def in_threads(case: Case, ranks: int, per_node: int, arrays: Any) -> list[Any]:
     """Return the digests of ranks that are threads of this process."""
     return simulated.run(
         lambda comm: digests(Topology(comm, ranks_per_node=per_node), *case), ranks, arrays=arrays
     )
-
-
-def labels(case: tuple[str, dict[str, Any], int], per_node: int, way: str, ranks: int) -> dict[str, Any]:
-    """Return the case of a line of the output."""
-    name, options, size = case
-    own = {"reducer": name, **options, "size": size}
-    return own | {"ranks": ranks, "ranks_per_node": per_node, "through": way}
 
 
 def print_json(what: str, found: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,16 +52,22 @@ def module(name: str, *words: str) -> list[str]:
     return [sys.executable, "-m", name, *words]
 
 
-def output(command: Sequence[str], environment: Mapping[str, str]) -> Generator[str, None, tuple[int, str]]:
+def output(
+    command: Sequence[str], environment: Mapping[str, str], timeout: float | None = None
+) -> Iterator[str]:
     """Run a command and yield its output, line by line, without the tags of the ranks.
 
-    Return its status, and the line of standard error that reports why it failed. The command ends when this
-    generator does.
+    The command ends when this generator does. Raises :class:`Failed` if it fails; ``timeout``: what it was
+    told.
     """
     pipe, errors = subprocess.PIPE, list[str]()
-    with subprocess.Popen(
-        command, env=environment, stdout=pipe, stderr=pipe, text=True, errors="replace"
-    ) as process:
+    try:
+        process = subprocess.Popen(
+            command, env=environment, stdout=pipe, stderr=pipe, text=True, errors="replace"
+        )
+    except FileNotFoundError:
+        raise Failed("mpirun is not installed next to this Python: run ./scripts/install.sh") from None
+    with process:
         assert process.stdout is not None
         reading = threading.Thread(target=errors.extend, args=(process.stderr,), daemon=True)
         reading.start()
@@ -72,7 +78,10 @@ def output(command: Sequence[str], environment: Mapping[str, str]) -> Generator[
             process.terminate()  # it ends all processes that it has started
             raise
         reading.join()
-    return process.returncode, error_line(errors)
+    if process.returncode == TIMED_OUT and timeout is not None:
+        raise Failed(f"expected an end within {timeout:g} s (--timeout), got none")
+    if process.returncode != 0:
+        raise Failed(f"status {process.returncode}: {error_line(errors)}")
 
 
 def error_line(lines: Iterable[str]) -> str:
@@ -93,20 +102,7 @@ def records_in(lines: Iterable[str]) -> Iterator[JSONRecord]:
 def on_this_machine(ranks: int, words: Sequence[str]) -> Iterator[JSONRecord]:
     """Run a command on so many ranks; yield the records that it prints; raise :class:`Failed` if it fails."""
     command = [str(MPIRUN), *FLAGS, "-np", str(ranks), *words]
-    yield from records_in(_lines_of(output(command, {**os.environ, **ONE_THREAD})))
-
-
-def _lines_of(
-    running: Generator[str, None, tuple[int, str]], timeout: float | None = None
-) -> Generator[str, None, None]:
-    try:
-        status, line = yield from running
-    except FileNotFoundError:
-        raise Failed("mpirun is not installed next to this Python: run ./scripts/install.sh") from None
-    if status == TIMED_OUT and timeout is not None:
-        raise Failed(f"expected an end within {timeout:g} s (--timeout), got none")
-    if status != 0:
-        raise Failed(f"status {status}: {line}")
+    yield from records_in(output(command, {**os.environ, **ONE_THREAD}))
 
 
 # ---- Emulated clusters ----
@@ -149,6 +145,17 @@ class Layout:
         return ",".join(f"node{number}:{self.ranks_per_node}" for number in range(1, self.nodes + 1))
 
 
+def world(nodes: Sequence[int]) -> str:
+    """Return in words how many ranks are on how many nodes.
+
+    >>> world([2, 2, 2, 2]), world([3, 1])
+    ('4 nodes × 2 ranks', '2 nodes of 3 and 1 ranks')
+    """
+    if len(set(nodes)) == 1:
+        return f"{len(nodes)} nodes × {nodes[0]} rank{'s' if nodes[0] > 1 else ''}"
+    return f"{len(nodes)} nodes of {' and '.join(map(str, nodes))} ranks"
+
+
 class EmulatedCluster:
     """The emulated cluster of a state folder of its own."""
 
@@ -174,7 +181,7 @@ class EmulatedCluster:
         Raises :class:`Failed` if it does not end, or fails.
         """
         command = [*self._command, "run", "--timeout", f"{timeout:g}", "--", *command]
-        yield from _lines_of(output(command, environment), timeout)
+        yield from output(command, environment, timeout)
 
     def records(
         self, layout: Layout, words: Sequence[str], environment: Mapping[str, str], timeout: float, what: str
@@ -191,7 +198,11 @@ class EmulatedCluster:
 @contextmanager
 def cluster_until_end() -> Iterator[EmulatedCluster]:
     """Yield a cluster that is not up yet; however the block ends, it is removed."""
-    before = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGHUP)}
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     with TemporaryDirectory(prefix="cloudtrain-bench-") as folder:
         cluster = EmulatedCluster(Path(folder) / "state")
         try:
@@ -202,22 +213,22 @@ def cluster_until_end() -> Iterator[EmulatedCluster]:
                 signal.signal(number, handler)
 
 
-def _exit(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)
-
-
 def environment(algorithm: str) -> dict[str, str]:
     """Return the environment of a job in which MPI and Horovod all-reduce by this algorithm."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("OMPI_MCA_coll")}
-    number, threads = ALGORITHMS[algorithm], {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    if number is None:
-        return inherited | threads
+    inherited |= {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    if algorithm == DEFAULT:
+        return inherited
     return inherited | {
-        **threads,
         "OMPI_MCA_coll": "^han",  # which would choose for itself, on several nodes
         "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
-        "OMPI_MCA_coll_tuned_allreduce_algorithm": str(number),
+        "OMPI_MCA_coll_tuned_allreduce_algorithm": str(ALGORITHMS[algorithm]),
     }
+
+
+def ratio(other: float | None, own: float | None) -> float | None:
+    """Return how many times as long another one takes, if there are both."""
+    return None if other is None or own is None else other / own
 
 
 def note(line: str) -> None:
@@ -228,21 +239,14 @@ def note(line: str) -> None:
 # ---- Records of jobs ----
 
 
-def record_of(keys: Mapping[str, Any]) -> Record:
+def record_of(line: Mapping[str, Any]) -> Record:
     """Return the record whose ``line`` holds these keys; machine, settings and command go to ``more``."""
-    peer_seconds, sent = keys["peer_seconds"], keys["bytes"]
-    own = {"bench", "case", "subject", "peer", "missing", "seconds", "peer_seconds", "ratio", "bytes"}
-    return Record(
-        bench=keys["bench"],
-        case=keys["case"],
-        subject=keys["subject"],
-        seconds=Seconds(**keys["seconds"]),
-        peer=keys["peer"],
-        peer_seconds=peer_seconds and Seconds(**peer_seconds),
-        missing=keys.get("missing"),
-        bytes=sent and LinkBytes(**sent),
-        more={key: value for key, value in keys.items() if key not in own},
-    )
+    own = {each.name for each in fields(Record)} & line.keys()
+    more = {key: value for key, value in line.items() if key not in own | {"ratio"}}
+    given: dict[str, Any] = {key: line[key] for key in own}
+    for key, kind in {"seconds": Seconds, "peer_seconds": Seconds, "bytes": LinkBytes}.items():
+        given[key] = given[key] and kind(**given[key])
+    return Record(**given, more=more)
 
 
 def pass_on(

@@ -20,10 +20,10 @@ from typer import Option
 
 from benchmarks.allreduce import MPIAllReduce
 from benchmarks.jobs import JSONRecord, Layout, cluster_until_end, environment, module, pass_on
-from commlib import Communicator, Link, LinkBytes, Network, Topology
+from commlib import Communicator, Link, Network, Topology
 from commlib.errors import InvalidArgument, look_up
 from commlib.transport import simulated
-from training.bench.record import Record, Seconds, WrongResult, command, report
+from training.bench.record import Record, Seconds, WrongResult, busiest, command, median_bytes, report
 from training.commands.printing import Table, times
 from training.linear.generated import SHAPES, generate
 from training.linear.losses import LOSSES
@@ -98,14 +98,22 @@ def measure_ranks(comm: Communicator, case: LinearCase, reducers: Sequence[str])
     named = {**DENSE, **SPARSE}
     solvers = {name: make_solver(topology, rows, case.settings(named[name])) for name in reducers or named}
     passes, values = _interleave(comm, solvers, case.passes)
-    records = {
-        name: _record(case, topology, name, passes[name], values[name], _share_right(solver, test))
+    right = {
+        name: float(((solver.model.margins(test) > 0) == (test.labels > 0)).mean())
         for name, solver in solvers.items()
+    }
+    records = {
+        name: _record(case, topology, name, passes[name], values[name], right[name]) for name in solvers
     }
     _check(values)
     dense = min((name for name in records if name in DENSE), key=lambda name: records[name].seconds.median)
     for name, record in records.items():
-        yield _against(record, records[dense]) if name not in DENSE else record
+        if name in DENSE:
+            yield record
+            continue
+        ours, theirs = (each.more["communication"] for each in (record, records[dense]))
+        more = {"peer_communication": theirs, "communication_ratio": theirs["median"] / ours["median"]}
+        yield record.beside(dense, records[dense].seconds, **more)
 
 
 def _interleave(
@@ -122,7 +130,7 @@ def _interleave(
             values[name].append(solvers[name].value())
             ranks = comm.allgather_objects((done.seconds, done.communication, done.sent))
             seconds, communication = max(each[0] for each in ranks), max(each[1] for each in ranks)
-            sent = max((each[2] for each in ranks), key=lambda each: (each.inter, each.intra))
+            sent = busiest(each[2] for each in ranks)
             taken[name].append(replace(done, seconds=seconds, communication=communication, sent=sent))
     return taken, values
 
@@ -137,9 +145,6 @@ def _record(
 ) -> Record:
     steps, shape = passes[0].steps, SHAPES[case.shape]
     given, applied = (median(each.entries[side] for each in passes) / steps for side in (0, 1))
-    sent = LinkBytes(
-        *(int(median(getattr(each.sent, link) for each in passes)) for link in ("intra", "inter"))
-    )
     return Record(
         bench="linear",
         case={
@@ -151,7 +156,7 @@ def _record(
         },
         subject=name,
         seconds=Seconds.of([each.seconds for each in passes]),
-        bytes=None if name == MPI_ALLREDUCE else sent,
+        bytes=None if name == MPI_ALLREDUCE else median_bytes([each.sent for each in passes]),
         more={
             "communication": asdict(Seconds.of([each.communication for each in passes])),
             "entries": {"given": round(given), "applied": round(applied)},
@@ -160,12 +165,6 @@ def _record(
             "accuracy": accuracy,
         },
     )
-
-
-def _against(record: Record, dense: Record) -> Record:
-    ours, theirs = (each.more["communication"]["median"] for each in (record, dense))
-    more = {"peer_communication": dense.more["communication"], "communication_ratio": theirs / ours}
-    return replace(record, peer=dense.subject, peer_seconds=dense.seconds, more=record.more | more)
 
 
 def _check(values: Mapping[str, Sequence[float]]) -> None:
@@ -178,16 +177,10 @@ def _check(values: Mapping[str, Sequence[float]]) -> None:
                 raise WrongResult(f"{name}: expected {expected_of}, got {own}")
 
 
-def _share_right(solver: Solver, rows: Rows) -> float:
-    """Return the share of rows, the same on all ranks, whose label the model predicts."""
-    return float(((solver.model.margins(rows) > 0) == (rows.labels > 0)).mean())
-
-
 # ---- Alone, against scikit-learn: all on one core, in the processor's seconds ----
 
 
 L2, ALONE_RATE, RUNS = 1e-6, 2.0, 7
-Fitted = tuple[Any, float]  # weights and intercept
 ONCE = ("LIBLINEAR",)  # it takes long
 MOST_PASSES = 100  # to the objective of a peer
 
@@ -198,40 +191,37 @@ def measure_alone(comm: Communicator, case: LinearCase, rows: int) -> Iterator[R
     matrix = _as_scipy(given)
     same = {"loss": case.loss, "l2": L2, "batch_size": 1, "intercept": False}
     settings = checked({**same, "learning_rate": {"rate": ALONE_RATE, "schedule": "constant"}})
-    peers = {"SGDClassifier": _sgd(case, matrix, given), "LIBLINEAR": _liblinear(case, matrix, given)}
     own = _Own(Topology(comm), given, settings)
     own.fit(1)  # which compiles
-    candidates: dict[str, Callable[[], Fitted]] = {"own": partial(own.fit, case.passes), **peers}
-    samples: dict[str, list[float]] = {name: [] for name in candidates}
-    found: dict[str, Fitted] = {}
-    for number in range(RUNS):
-        for name, fit in candidates.items():
-            if number and name in ONCE:
-                continue
-            start = time.process_time()
-            found[name] = fit()
-            samples[name].append(time.process_time() - start)
-    seconds = {name: Seconds.of(each) for name, each in samples.items()}
-    values = {name: own.value(*found[name]) for name in peers}
-    facts = {
-        **{key: value for key, value in asdict(case).items() if key != "steps"},
-        "rows": rows,
-        "features": SHAPES[case.shape].features,
-        "batch_size": 1,
-        "passes": case.passes,
+    fits: dict[str, Callable[[], Any]] = {
+        "own": partial(own.fit, case.passes),
+        "SGDClassifier": partial(_sgd, case, matrix, given),
+        "LIBLINEAR": partial(_liblinear, case, matrix, given),
     }
-    passes_more = {"objective": own.value(*found["own"]), "peer_objective": values["SGDClassifier"]}
-    yield Record(
-        "linear", facts | {"until": "passes"}, "one rank", seconds["own"], "SGDClassifier",
-        seconds["SGDClassifier"], bytes=None, more=passes_more,
-    )  # fmt: skip
+    samples: dict[str, list[float]] = {name: [] for name in fits}
+    found: dict[str, Any] = {}
+    for number in range(RUNS):
+        for name, fit in fits.items():
+            if number == 0 or name not in ONCE:
+                start = time.process_time()
+                found[name] = fit()
+                samples[name].append(time.process_time() - start)
+    values = {name: own.value(weights) for name, weights in found.items()}
+    seconds = {name: Seconds.of(each) for name, each in samples.items()}
+    facts = {**asdict(case), "rows": rows, "features": SHAPES[case.shape].features, "batch_size": 1}
+    del facts["steps"]
+
+    def record(until: str, peer: str, taken: Seconds, objective: float, passes: int) -> Record:
+        more = {"objective": objective, "peer_objective": values[peer]}
+        ends = {"until": until, "passes": passes}
+        return Record("linear", facts | ends, "one rank", taken, peer, seconds[peer], bytes=None, more=more)
+
+    yield record("passes", "SGDClassifier", seconds["own"], values["own"], case.passes)
     to_end = replace(own, settings=checked({**same, "learning_rate": ALONE_RATE}))  # which adapts
-    for name in peers:
-        passes, reached, taken = to_end.until(values[name])
-        yield Record(
-            "linear", facts | {"until": "objective", "passes": passes}, "one rank", taken, name,
-            seconds[name], bytes=None, more={"objective": reached, "peer_objective": values[name]},
-        )  # fmt: skip
+    for name in fits:
+        if name != "own":
+            passes, reached, taken = to_end.until(values[name])
+            yield record("objective", name, taken, reached, passes)
 
 
 def _as_scipy(rows: Rows) -> Any:
@@ -243,45 +233,38 @@ def _as_scipy(rows: Rows) -> Any:
     return sparse.csr_matrix((own.values, own.columns, starts), shape=(len(rows), rows.features))
 
 
-def _sgd(case: LinearCase, matrix: Any, rows: Rows) -> Callable[[], Fitted]:
+def _sgd(case: LinearCase, matrix: Any, rows: Rows) -> Any:
+    """Return the weights of SGDClassifier."""
     from sklearn.linear_model import SGDClassifier
 
-    def fit() -> Fitted:
-        peer = SGDClassifier(
-            loss="log_loss" if case.loss == "logistic" else case.loss,
-            alpha=L2,
-            learning_rate="constant",
-            eta0=ALONE_RATE,
-            max_iter=case.passes,
-            tol=None,
-            fit_intercept=False,
-            random_state=1,
-        ).fit(matrix, rows.labels)
-        return peer.coef_[0], 0.0
-
-    return fit
+    peer = SGDClassifier(
+        loss="log_loss" if case.loss == "logistic" else case.loss,
+        alpha=L2,
+        learning_rate="constant",
+        eta0=ALONE_RATE,
+        max_iter=case.passes,
+        tol=None,
+        fit_intercept=False,
+        random_state=1,
+    )
+    return peer.fit(matrix, rows.labels).coef_[0]
 
 
-def _liblinear(case: LinearCase, matrix: Any, rows: Rows) -> Callable[[], Fitted]:
-    """Return how LIBLINEAR trains; it would regularize an intercept, so none of the solvers has one."""
+def _liblinear(case: LinearCase, matrix: Any, rows: Rows) -> Any:
+    """Return the weights of LIBLINEAR; it would regularize an intercept, so none of the solvers has one."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
     from sklearn.svm import LinearSVC
 
     strength = 1 / (L2 * len(rows))
-
-    def fit() -> Fitted:
-        if case.loss == "logistic":
-            peer = LogisticRegression(solver="liblinear", C=strength, fit_intercept=False, tol=1e-2)
-        else:
-            peer = LinearSVC(loss=case.loss, C=strength, fit_intercept=False, tol=1e-1)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            warnings.simplefilter("ignore", FutureWarning)
-            peer.fit(matrix, rows.labels)
-        return peer.coef_[0], 0.0
-
-    return fit
+    if case.loss == "logistic":
+        peer = LogisticRegression(solver="liblinear", C=strength, fit_intercept=False, tol=1e-2)
+    else:
+        peer = LinearSVC(loss=case.loss, C=strength, fit_intercept=False, tol=1e-1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.simplefilter("ignore", FutureWarning)
+        return peer.fit(matrix, rows.labels).coef_[0]
 
 
 @dataclass
@@ -292,11 +275,12 @@ class _Own:
     rows: Rows
     settings: Settings
 
-    def fit(self, passes: int) -> Fitted:
+    def fit(self, passes: int) -> Any:
+        """Return the weights after so many passes."""
         solver = self._solver()
         for _ in range(passes):
             solver.run_pass()
-        return solver.model.weights, solver.model.intercept
+        return solver.model.weights
 
     def until(self, value: float) -> tuple[int, float, Seconds]:
         """Return after how many passes an objective is reached, what it is then, and the seconds of them."""
@@ -311,11 +295,11 @@ class _Own:
             reached = solver.value()
         return solver.passes, reached, Seconds.of([taken])
 
-    def value(self, weights: Any, intercept: float) -> float:
+    def value(self, weights: Any) -> float:
         """Return the objective of any weights."""
         solver = self._solver()
         solver.model = Model(self.settings.objective, self.rows.features)
-        solver.model.set_weights(np.asarray(weights, np.float32), intercept)
+        solver.model.set_weights(np.asarray(weights, np.float32), 0.0)
         return solver.value()
 
     def _solver(self) -> SGD:
@@ -348,50 +332,37 @@ def of_ranks(records: Sequence[Record]) -> Table:
         ]
         for record in records
     ]
-    header = [
-        "",
-        "s a pass",
-        "s in\nexchanges",
-        "× as fast\nas dense",
-        "exchanges",
-        "entries\ngiven",
-        "of means",
-    ]
+    header = ["", "s a pass", "s in\nexchanges", "× as fast\nas dense", "exchanges", "entries\ngiven"]
     nodes = f"{len(case['nodes'])} × {case['nodes'][0]} ranks"
     where = ", simulated" if case.get("clock") == "virtual" else ""
-    rows_of = f"{case['rows']:,} rows, {batch_of(case)}{nodes}{where}"
+    # Coordinate descent takes all rows of a rank in a step.
+    batch = f"{case['batch_size']:,} of a rank in a step, " if case["solver"] == "sgd" else ""
+    rows_of = f"{case['rows']:,} rows, {batch}{nodes}{where}"
     what = f"{case['shape']}, {case['loss']}, {case['solver']}: {rows_of}"
     notes = ["dense: the fastest of the dense ones; median of passes, each that of the slowest rank"]
-    return Table(what, [*header, "objective"], rows, notes)
-
-
-def batch_of(case: Mapping[str, Any]) -> str:
-    """Return what says how many rows of a rank a step takes; coordinate descent takes all."""
-    return f"{case['batch_size']:,} of a rank in a step, " if case["solver"] == "sgd" else ""
+    return Table(what, [*header, "of means", "objective"], rows, notes)
 
 
 def of_one_rank(records: Sequence[Record], until: str) -> Table:
     """Return the table of one rank against scikit-learn."""
-    rows = [
-        [
+    rows = []
+    for record in records:
+        assert record.peer_seconds is not None
+        ours, theirs = record.more["objective"], record.more["peer_objective"]
+        row = [
             str(record.peer),
             f"{record.case['passes']}",
             f"{record.seconds.median:.3f}",
-            "–" if record.peer_seconds is None else f"{record.peer_seconds.median:.3f}",
-            times(record.ratio) if until == "passes" or _is_reached(record) else "not reached",
-            f"{record.more['objective']:.6f}",
-            f"{record.more['peer_objective']:.6f}",
+            f"{record.peer_seconds.median:.3f}",
+            times(record.ratio) if until == "passes" or ours <= theirs else "not reached",
+            f"{ours:.6f}",
+            f"{theirs:.6f}",
         ]
-        for record in records
-    ]
+        rows.append(row)
     case = records[0].case
     kind = "the same passes" if until == "passes" else "to the peer's objective"
     what = f"{case['shape']}, {case['loss']}, one rank, {case['rows']:,} rows: {kind}"
     return Table(what, ["peer", "passes", "s", "peer s", "× as fast", "objective", "peer's"], rows)
-
-
-def _is_reached(record: Record) -> bool:
-    return bool(record.more["objective"] <= record.more["peer_objective"])
 
 
 # ---- The command ----

@@ -15,21 +15,22 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice, product
+from math import exp
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
 from benchmarks import convergence
 from benchmarks.convergence import Case
-from benchmarks.drawing import local_steps as local_step_times
-from benchmarks.drawing.local_steps import Runs, draw_against_h
-from benchmarks.drawing.pages import with_block
-from benchmarks.jobs import Layout, cluster_until_end, environment, module
+from benchmarks.drawing.pages import rewrite
+from benchmarks.drawing.style import PALETTE, docs_picture
+from benchmarks.jobs import Layout, cluster_until_end, environment, module, ratio
 from benchmarks.race_plan import HOROVOD_RING, RING
 from training.bench.record import Seconds
 from training.callbacks.callback import Callback, Event
+from training.commands.printing import markdown, times
 
 if TYPE_CHECKING:
     from training.results import Step
@@ -74,7 +75,7 @@ class LossAfterRounds(Callback):
 
 def plan() -> dict[str, Any]:
     """Return the file of what is trained, with the variants of each method."""
-    content: dict[str, Any] = yaml.safe_load(PLAN.read_text())
+    content = convergence.plan(PLAN)
     for name, phase in content["methods"].items():
         for steps in content["local_steps"]:
             content["variants"][f"{name}, H = {steps}"] = phase | {"local_steps": steps}
@@ -98,25 +99,19 @@ def trained(case: Case) -> dict[str, Any]:
     }
 
 
-def run(jobs: int) -> None:
-    """Train what is not recorded yet."""
-    for record in convergence.train_missing(convergence.cases(plan(), []), trained, RECORDS, jobs):
-        print(f"{convergence.case_of(record)}: {record['loss']:.3f}", flush=True)
-
-
 # ------------------------------------------------------------------------------------------- timing
 
 
 def cells(content: Mapping[str, Any]) -> list[str]:
     """Return the names of the clusters, the most telling first."""
-    times = content["times"]
-    return [f"{rate},{layout}" for layout, rate in product(times["layouts"], times["rates"])]
+    timed = content["times"]
+    return [f"{rate},{layout}" for layout, rate in product(timed["layouts"], timed["rates"])]
 
 
 def subjects(content: Mapping[str, Any], layout: Layout) -> list[dict[str, Any]]:
     """Return whose steps are timed, as a job of the race has them."""
-    times, found = content["times"], []
-    for name in [*times["dense"], times["beside"], *times["subjects"]]:
+    timed, found = content["times"], []
+    for name in [*timed["dense"], timed["beside"], *timed["subjects"]]:
         variant = content["variants"].get(name) or {"reducer": "torus2d" if name == "torus2d" else "dense"}
         if name != "torus2d" or layout.ranks_per_node > 1:  # on single ranks it is dense
             is_horovod = name == HOROVOD_RING
@@ -174,31 +169,242 @@ def time_record(name: str, told: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+# ------------------------------------------------------------------------------------------- tables
+
+DENSE, COMPARED = "dense", "SparseLoCo"
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A variant, over its seeds.
+
+    ``losses``: those at the end. ``sent``: by the busiest rank to other nodes, mean over seeds. ``selected``:
+    entries by all ranks. ``tested``: steps and losses on the way, of each seed.
+    """
+
+    variant: str
+    layout: tuple[int, ...]
+    phase: Mapping[str, Any]
+    losses: Sequence[float]
+    steps: int
+    weights: int
+    sent: float
+    all_sent: float
+    selected: float
+    tested: Sequence[Sequence[Sequence[float]]]
+
+    @classmethod
+    def of(cls, variant: str, phase: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> "Run":
+        """Return it from the records of its seeds."""
+        sent = [[rank["sent"]["inter"] for rank in record["ranks"]] for record in records]
+        return cls(
+            variant=variant,
+            layout=tuple(records[0]["case"]["layout"]),
+            phase=phase,
+            losses=[record["loss"] for record in records],
+            steps=records[0]["steps"],
+            weights=records[0]["weights"],
+            sent=fmean(max(each) for each in sent),
+            all_sent=fmean(sum(each) for each in sent),
+            selected=fmean(sum(rank["selected"] for rank in record["ranks"]) for record in records),
+            tested=[record["tested"] for record in records],
+        )
+
+    @property
+    def loss(self) -> float:
+        """Return the mean over seeds."""
+        return fmean(self.losses)
+
+    @property
+    def bits(self) -> float | None:
+        """Return the bits of an entry, index and value, where a rank sends it to all others."""
+        reducer = self.phase["reducer"]
+        if isinstance(reducer, str) or reducer["name"] != "hitopk":
+            return None
+        return 8 * self.all_sent / self.selected / (len(self.layout) - 1)
+
+    def steps_to(self, target: float) -> float | None:
+        """Return the steps to a loss, mean over seeds; ``None`` where one has not come there."""
+        found = [steps_to(target, tested) for tested in self.tested]
+        return None if None in found else fmean(each for each in found if each is not None)
+
+
+def steps_to(target: float, tested: Sequence[Sequence[float]]) -> float | None:
+    """Return the step at which a loss is reached, on the line between two tests.
+
+    >>> steps_to(3.0, [[10, 5.0], [20, 4.0], [30, 2.0]])
+    25.0
+    """
+    before = None
+    for step, loss in tested:
+        if loss <= target:
+            if before is None:
+                return float(step)
+            return float(np.interp(-target, [-before[1], -loss], [before[0], step]))
+        before = step, loss
+    return None
+
+
+@dataclass(frozen=True)
+class Runs:
+    """All variants that have a record, in the order of the plan."""
+
+    content: Mapping[str, Any]
+    runs: Mapping[str, Run]
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> "Runs":
+        """Return them from the records."""
+        records, found = convergence.recorded(RECORDS), {}
+        for variant, phase in content["variants"].items():
+            own = [each for each in records if each["case"]["variant"] == variant]
+            if own:
+                found[variant] = Run.of(variant, phase, own)
+        return cls(content, found)
+
+    @property
+    def dense(self) -> Run:
+        """Return the run with all gradients in every step."""
+        return self.runs[DENSE]
+
+    def against(self, run: Run) -> str:
+        """Return how much more a run's loss is than that of dense."""
+        return f"{run.loss / self.dense.loss - 1:+.1%}".replace("%", " %")
+
+    def of_method(self, method: str) -> dict[int, Run]:
+        """Return the runs of a method by H."""
+        named = {steps: f"{method}, H = {steps}" for steps in sorted(self.content["local_steps"])}
+        return {steps: self.runs[name] for steps, name in named.items() if name in self.runs}
+
+    def against_h(self) -> str:
+        """Return the table of losses by method and H."""
+        methods = {method: self.of_method(method) for method in self.content["methods"]}
+        lines = []
+        for steps in sorted(self.content["local_steps"]):
+            shown = [self._shown(own[steps]) if steps in own else NOTHING for own in methods.values()]
+            lines.append([str(steps), *shown])
+        return (
+            f"{markdown(['H', *methods], lines)}\nWithout local steps, `dense`: {self._shown(self.dense)}\n"
+        )
+
+    def _shown(self, run: Run) -> str:
+        seeds = "" if len(run.losses) == 1 else f", {min(run.losses):.3f} … {max(run.losses):.3f}"
+        beside = "" if run is self.dense else f" ({self.against(run)})"
+        return f"{run.loss:.3f}{beside}{seeds}"
+
+    def against_bytes(self) -> str:
+        """Return the table of all variants, those first that send the most."""
+        header = ["variant", "MB a rank", "bytes a weight and step", "bits an entry", "seeds", "test loss"]
+        lines = []
+        for run in sorted(self.runs.values(), key=lambda each: -each.sent):
+            bits = NOTHING if run.bits is None else f"{run.bits:.2f}"
+            beside = NOTHING if run is self.dense else self.against(run)
+            sent = [f"{run.sent / 1e6:,.3f}", f"{run.sent / run.weights / run.steps:.5f}", bits]
+            lines.append([run.variant, *sent, str(len(run.losses)), f"{run.loss:.3f}", beside])
+        return markdown([*header, "against dense"], lines)
+
+    def at_equal_bytes(self) -> str:
+        """Return the table of local steps beside steps with as many entries."""
+        local, lines = self.of_method(COMPARED), []
+        for steps, name in self.content["compared"].items():
+            if steps in local and name in self.runs:
+                ours, other = local[steps], self.runs[name]
+                pair = [[f"{each.sent / 1e6:.3f}", f"{each.loss:.3f}"] for each in (ours, other)]
+                lines.append([str(steps), *pair[0], *pair[1], f"{other.loss - ours.loss:+.3f}"])
+        head = ["H", "MB, every H steps", "test loss", "MB, every step", "test loss", "every step − every H"]
+        return markdown(head, lines)
+
+
+# ------------------------------------------------------------------------------------------- pictures
+
+
+def draw_against_h(path: Path, runs: Runs) -> None:
+    """Draw the loss at the end against H, a line a method."""
+    with docs_picture(path, 6.5, 3.0) as figure:
+        axes = figure.subplots()
+        for color, method in zip(PALETTE, runs.content["methods"], strict=False):
+            if not (own := runs.of_method(method)):
+                continue
+            axes.plot(list(own), [run.loss for run in own.values()], ".-", color=color, label=method)
+        axes.axhline(runs.dense.loss, color="grey", linewidth=0.8, linestyle="--", label=DENSE)
+        axes.set_xscale("log")
+        hs = sorted(runs.content["local_steps"])
+        axes.set_xticks(hs, [str(steps) for steps in hs], minor=False)
+        axes.minorticks_off()
+        axes.set_xlabel("H, local steps")
+        axes.set_ylabel("test loss")
+        axes.legend(frameon=False, fontsize=7)
+
+
+def times_table(runs: Runs, records: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a line for each variant that is timed on one cluster."""
+    plan, variants = runs.content["times"], runs.content["variants"]
+    steps: dict[str, float | None] = {}
+    for variant in records:
+        # All that send all gradients train alike.
+        run = runs.runs.get(DENSE if variant in plan["dense"] else variant)
+        steps[variant] = run and run.steps_to(plan["target"])
+    seconds = {
+        variant: records[variant]["seconds"]["median"] * each
+        for variant, each in steps.items()
+        if each is not None
+    }
+    dense = min((seconds[name] for name in plan["dense"] if name in seconds), default=None)
+    lines = []
+    for variant, record in records.items():
+        own, to_target = seconds.get(variant), steps[variant]
+        local_steps = variants.get(variant, {}).get("local_steps", 1)
+        exchange = record["stages"] and sum(record["stages"].values()) / local_steps
+        line = [
+            variant,
+            f"{1e3 * record['seconds']['median']:,.1f}",
+            NOTHING if exchange is None else f"{1e3 * exchange:,.1f}",
+            NOTHING if to_target is None else f"{to_target:,.0f}",
+            "not reached" if own is None else f"{own:,.1f}",
+            times(ratio(dense, own)),
+            times(ratio(seconds.get(plan["beside"]), own)),
+        ]
+        lines.append(line)
+    header = ["variant", "ms a step", "of it exchange", "steps", "s", "× dense", f"× {plan['beside']}"]
+    return markdown(header, lines)
+
+
+def times_page(runs: Runs) -> str:
+    """Return a table for each cluster."""
+    plan, records = runs.content["times"], convergence.recorded(TIMES)
+    parts = [f"To a test loss of {plan['target']}, a perplexity of {exp(plan['target']):.0f}:\n"]
+    for layout in plan["layouts"]:
+        for rate in plan["rates"]:
+            wanted = {"rate": rate, "layout": layout}.items()
+            own = {each["case"]["variant"]: each for each in records if wanted <= each["case"].items()}
+            if own:
+                parts.append(f"{rate.replace('mbit', ' Mbit/s')}, {layout.replace('x', ' × ')}:\n")
+                parts.append(times_table(runs, own))
+    return "\n".join(parts)
+
+
 # ------------------------------------------------------------------------------------------- the page
 
 
 def blocks(content: Mapping[str, Any]) -> dict[str, str]:
     """Return what the page has from the plan and the records, by the names of its marks."""
-    runs = Runs.of(content, convergence.recorded(RECORDS), EXPERIMENT)
-    found = {
+    runs = Runs.of(content)
+    return {
         "settings": convergence.settings(content["experiments"][EXPERIMENT]),
         "loss against H": runs.against_h(),
         "loss against bytes": runs.against_bytes(),
         "equal bytes": runs.at_equal_bytes(),
+        "times": times_page(runs),
     }
-    if times := convergence.recorded(TIMES):
-        found["times"] = local_step_times.page(runs, times)
-    return found
 
 
 def draw() -> None:
-    """Write the tables and the pictures of the page."""
-    content, page = plan(), PAGE.read_text()
-    for name, text in blocks(content).items():
-        page = with_block(page, name, text)
-    runs = Runs.of(content, convergence.recorded(RECORDS), EXPERIMENT)
+    """Write the tables and the picture of the page."""
+    content = plan()
+    rewrite(PAGE, blocks(content))
+    runs = Runs.of(content)
     draw_against_h(FOLDER / "loss-against-h.svg", runs)
-    PAGE.write_text(page)
 
 
 def main() -> None:
@@ -210,7 +416,9 @@ def main() -> None:
     arguments = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
     if arguments.run:
-        run(arguments.jobs)
+        planned = convergence.cases(plan(), [])
+        for record in convergence.train_missing(planned, trained, RECORDS, arguments.jobs):
+            print(f"{convergence.case_of(record)}: {record['loss']:.3f}", flush=True)
     elif arguments.time is not None:
         time_cells(arguments.time)
     else:

@@ -157,11 +157,11 @@ def examine_all(faults: Sequence[Fault], areas: Mapping[str, Area], jobs: int) -
         for name in dict.fromkeys(fault.area for fault in faults):
             start = time.monotonic()
             outcome, why[name] = run_tests(tree, areas[name])
-            passed, seconds[name] = outcome == SURVIVED, time.monotonic() - start
-            state = "pass" if passed else f"FAIL: {why[name]}"
-            print(f"{name}: the tests {state} ({seconds[name]:.1f} s)", file=sys.stderr, flush=True)
-            if not passed:
-                del seconds[name]
+            taken = time.monotonic() - start
+            if outcome == SURVIVED:
+                seconds[name] = taken
+            state = "pass" if outcome == SURVIVED else f"FAIL: {why[name]}"
+            print(f"{name}: the tests {state} ({taken:.1f} s)", file=sys.stderr, flush=True)
         try:
             ready = [fault for fault in faults if fault.area in seconds]
             futures = [pool.submit(examine, one, areas[one.area], tree, seconds[one.area]) for one in ready]
@@ -178,28 +178,13 @@ def examine_all(faults: Sequence[Fault], areas: Mapping[str, Area], jobs: int) -
 
 def table(results: Sequence[Result]) -> str:
     """Return a line for each fault, and one that counts them."""
-    rows = [("area", "fault", "file", "found by"), *((r.area, r.id, r.file, _found(r)) for r in results)]
+    rows = [("area", "fault", "file", "found by")]
+    for r in results:
+        rows.append((r.area, r.id, r.file, r.by if r.outcome == CAUGHT else f"{r.outcome} {r.by}".rstrip()))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     counts = [f"{sum(r.outcome == each for r in results)} {each}" for each in (CAUGHT, SURVIVED, UNUSABLE)]
     return "\n".join([*lines, "", f"{len(results)} faults: {', '.join(counts)}"])
-
-
-def _found(result: Result) -> str:
-    return result.by if result.outcome == CAUGHT else f"{result.outcome} {result.by}".rstrip()
-
-
-def choose(given: argparse.Namespace) -> tuple[dict[str, Area], list[Fault]]:
-    """Return all areas and the faults that the arguments choose; raise ``ValueError`` for invalid ones."""
-    areas, faults = load(given.faults)
-    if given.area not in (None, *areas):
-        raise ValueError(f"--area: expected one of {', '.join(areas)}, got {given.area}")
-    if given.jobs < 1:
-        raise ValueError(f"--jobs: expected at least 1, got {given.jobs}")
-    chosen = [each for each in faults if given.area in (None, each.area) and given.only in each.id]
-    if not chosen:
-        raise ValueError(f"--only: no fault has {given.only!r} in its name")
-    return areas, chosen
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -214,10 +199,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, too")
     parser.add_argument("--faults", type=Path, default=FAULTS, metavar="FILE", help="another table of faults")
     given = parser.parse_args(arguments)
-    try:
-        areas, chosen = choose(given)
-    except (OSError, ValueError) as error:
-        parser.exit(2, f"mutate.py: {error}\n")
+    if not given.faults.is_file():
+        parser.error(f"--faults: expected a file, got {given.faults}")
+    areas, faults = load(given.faults)
+    if given.area not in (None, *areas):
+        parser.error(f"--area: expected one of {', '.join(areas)}, got {given.area}")
+    chosen = [each for each in faults if given.area in (None, each.area) and given.only in each.id]
+    if given.jobs < 1 or not chosen:
+        parser.error(
+            f"--jobs, --only: expected at least one job and one fault, got {given.jobs} and {len(chosen)}"
+        )
     results = examine_all(chosen, areas, given.jobs)
     print(table(results))
     if given.json is not None:

@@ -27,8 +27,17 @@ from commlib.tuning.probe import SEED
 from commlib.vectors import Float32
 from pto import Norms, by_layer, by_slices, by_tensor
 from pto.norms import Way
-from training.bench.record import WARM_UP_RUNS, Record, Seconds, WrongResult, cache_bytes, command, report
-from training.bench.reducers import has_ranks
+from training.bench.record import (
+    WARM_UP_RUNS,
+    Record,
+    Seconds,
+    WrongResult,
+    busiest,
+    cache_bytes,
+    command,
+    report,
+)
+from training.bench.reducers import FLOAT32_ROUNDING, has_ranks
 from training.commands.printing import Table, milliseconds, times
 from training.process.job import LocalRank, all_or_exit, as_rank, usage_error
 from training.process.tf_logging import import_tensorflow
@@ -49,6 +58,8 @@ OPERATIONS = {"norms": "norms of weights and gradients", "lars": "a whole step o
 # The paper's way is not one of ``Norms``: it is here to be compared with.
 PARTITIONS = {SLICES: by_slices, LAYERS: by_tensor, "by layer": by_layer}
 BLOCK_ENTRIES = 1 << 20
+RATE, DECAY, TRUST = 0.1, 0.01, 0.001  # of LARS
+STEP_ERROR = 1e-3  # sums of squares in float32, which the graph has, and the few operations after them
 EPSILON = 2.0**-53  # the relative error of one float64 operation
 # Of a sum that NumPy adds in pairs of halves down to 128 entries, which it adds eight at a time.
 REFERENCE_OPERATIONS = 40
@@ -60,68 +71,53 @@ Float64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Call:
-    """One call on one rank: seconds from barrier to barrier, of the processor, and bytes of payload sent."""
+class Calls:
+    """Calls of a candidate by all ranks.
 
-    wall: float
-    cpu: float
-    sent: LinkBytes
+    ``wall``: seconds from barrier to barrier, on the slowest rank. ``cpu``, ``cpu_of_busiest``: of the
+    processor, the mean over ranks and the most. ``bytes``: of the rank that sends most, in the last call.
+    """
 
+    wall: Seconds
+    cpu: Seconds
+    cpu_of_busiest: Seconds
+    bytes: LinkBytes
 
-@dataclass(frozen=True)
-class Interleaved:
-    """The calls of one candidate, ``[call][rank]``."""
-
-    calls: Sequence[Sequence[Call]]
-
-    @property
-    def wall(self) -> Seconds:
-        """Return the seconds of a call, from barrier to barrier, on the slowest rank."""
-        return Seconds.of([max(rank.wall for rank in call) for call in self.calls])
-
-    @property
-    def cpu(self) -> Seconds:
-        """Return the processor's seconds in a call, the mean over ranks."""
-        return Seconds.of([fmean(rank.cpu for rank in call) for call in self.calls])
-
-    @property
-    def cpu_of_busiest(self) -> Seconds:
-        """Return the processor's seconds in a call, on the rank that uses most."""
-        return Seconds.of([max(rank.cpu for rank in call) for call in self.calls])
-
-    @property
-    def bytes(self) -> LinkBytes:
-        """Return the bytes, in the last call, of the rank that sends most between nodes, else inside."""
-        return max((rank.sent for rank in self.calls[-1]), key=lambda sent: (sent.inter, sent.intra))
+    @classmethod
+    def of(cls, calls: Sequence[Sequence[tuple[float, float, LinkBytes]]]) -> "Calls":
+        """Return it from seconds, seconds of the processor and bytes of each call and rank."""
+        cpu = [[each for _, each, _ in ranks] for ranks in calls]
+        return cls(
+            wall=Seconds.of([max(wall for wall, _, _ in ranks) for ranks in calls]),
+            cpu=Seconds.of([fmean(ranks) for ranks in cpu]),
+            cpu_of_busiest=Seconds.of([max(ranks) for ranks in cpu]),
+            bytes=busiest(sent for _, _, sent in calls[-1]),
+        )
 
 
 def interleave(
     topology: Topology, candidates: Mapping[str, Callable[[], object]], calls: int
-) -> dict[str, Interleaved]:
+) -> dict[str, Calls]:
     """Return ``calls`` calls of each candidate, after the first ones, which do not count.
 
     All ranks call it together, and get the calls of all ranks.
     """
-    taken: dict[str, list[Call]] = {name: [] for name in candidates}
+    world = topology.world
+    taken: dict[str, list[tuple[float, float, LinkBytes]]] = {name: [] for name in candidates}
     # In training the caches hold other data in between. Else the small part of a rank would stay in them.
     between = np.zeros(2 * cache_bytes() // 4, np.float32)
     for _ in range(WARM_UP_RUNS + calls):
         for name, candidate in candidates.items():
             between += 1
-            taken[name].append(_called(topology, candidate))
-    world = topology.world
+            before = topology.traffic
+            world.barrier()
+            start, used = world.now(), time.process_time()
+            candidate()
+            cpu = time.process_time() - used
+            world.barrier()
+            taken[name].append((world.now() - start, cpu, (topology.traffic - before).sent))
     reported = {name: world.allgather_objects(own[WARM_UP_RUNS:]) for name, own in taken.items()}
-    return {name: Interleaved(list(zip(*each, strict=True))) for name, each in reported.items()}
-
-
-def _called(topology: Topology, candidate: Callable[[], object]) -> Call:
-    world, before = topology.world, topology.traffic
-    world.barrier()
-    start, used = world.now(), time.process_time()
-    candidate()
-    cpu = time.process_time() - used
-    world.barrier()
-    return Call(world.now() - start, cpu, (topology.traffic - before).sent)
+    return {name: Calls.of(list(zip(*each, strict=True))) for name, each in reported.items()}
 
 
 def raise_if_wrong(comm: Communicator, name: str, problem: str) -> None:
@@ -186,6 +182,54 @@ def check_squares(comm: Communicator, candidates: dict[str, Norms], tensors: Ten
         raise_if_wrong(comm, name, problem)
 
 
+# ---- Steps of LARS ----
+
+
+def lars_steps(
+    comm: Communicator, tensors: Tensors, norms: Mapping[str, Norms | None]
+) -> dict[str, Callable[[], object]]:
+    """Return a step of LARS for each of ``norms``, checked, all of them on the same variables.
+
+    Raises ``WrongResult`` on all ranks where a first step moves weights otherwise than the formula does.
+    """
+    import keras
+    import tensorflow as tf
+
+    from pto.keras import LARS
+
+    variables = [
+        keras.Variable(weight, name="kernel" if weight.ndim > 1 else "gamma") for weight in tensors.weights
+    ]
+    gradients = [tf.constant(gradient) for gradient in tensors.gradients]
+    steps = {}
+    for name, each in norms.items():
+        for variable, weight in zip(variables, tensors.weights, strict=True):
+            variable.assign(weight)
+        optimizer = LARS(RATE, weight_decay=DECAY, trust=TRUST, norms=each)
+        optimizer.build(variables)
+        steps[name] = tf.function(partial(optimizer.apply, gradients, variables))
+        steps[name]()
+        raise_if_wrong(comm, f"LARS, {name}", _fault_of_step(variables, tensors))
+    return steps
+
+
+def _fault_of_step(variables: Sequence[Any], tensors: Tensors) -> str:
+    """Return the fault of the weights after one step, an empty text if there is none."""
+    for number, (variable, weight, gradient) in enumerate(
+        zip(variables, tensors.weights, tensors.gradients, strict=True)
+    ):
+        wide, slope = weight.astype(np.float64), gradient.astype(np.float64)
+        step = RATE * slope
+        if weight.ndim > 1:  # no bias and no normalisation
+            size, steepness = np.linalg.norm(wide), np.linalg.norm(slope)
+            step = RATE * TRUST * size / (steepness + DECAY * size) * (slope + DECAY * wide)
+        expected = weight - step
+        allowed = STEP_ERROR * np.abs(step) + 2 * FLOAT32_ROUNDING * np.abs(expected)
+        if wrong := np.count_nonzero(~(np.abs(variable.numpy() - expected) <= allowed)):
+            return f"{wrong} of {weight.size} weights of tensor {number} are wrong after a step"
+    return ""
+
+
 # ---- What is measured ----
 
 
@@ -236,12 +280,8 @@ class Setting:
         """Return the candidates, planned."""
         return {way: Norms(self.tensors.sizes, self.topology.world, partition=way) for way in ways}
 
-    def interleave(self, candidates: Mapping[str, Callable[[], object]]) -> dict[str, Interleaved]:
-        """Return the measurements of each."""
-        return interleave(self.topology, candidates, self.sweep.calls)
-
     def records(
-        self, operation: str, taken: Mapping[str, Interleaved], peers: Mapping[str, Sequence[str]]
+        self, operation: str, taken: Mapping[str, Calls], peers: Mapping[str, Sequence[str]]
     ) -> Iterator[Record]:
         """Yield a record for each subject and each of its peers."""
         case = {
@@ -257,27 +297,16 @@ class Setting:
         for subject, of_subject in peers.items():
             own = taken[subject]
             for peer in of_subject:
-                yield Record(
-                    bench="pto",
-                    case=case,
-                    subject=subject,
-                    seconds=own.wall,
-                    peer=peer,
-                    peer_seconds=taken[peer].wall,
-                    bytes=own.bytes,
-                    more=_of_processor(own, taken[peer]),
-                )
-
-
-def _of_processor(own: Interleaved, peer: Interleaved) -> dict[str, Any]:
-    """Return the processor's seconds of a rank, the mean over ranks and of the busiest."""
-    return {
-        "cpu_seconds": asdict(own.cpu),
-        "cpu_seconds_of_busiest": asdict(own.cpu_of_busiest),
-        "peer_cpu_seconds": asdict(peer.cpu),
-        "peer_cpu_seconds_of_busiest": asdict(peer.cpu_of_busiest),
-        "cpu_ratio": peer.cpu.median / own.cpu.median,
-    }
+                beside = taken[peer]
+                more = {
+                    "cpu_seconds": asdict(own.cpu),
+                    "cpu_seconds_of_busiest": asdict(own.cpu_of_busiest),
+                    "peer_cpu_seconds": asdict(beside.cpu),
+                    "peer_cpu_seconds_of_busiest": asdict(beside.cpu_of_busiest),
+                    "cpu_ratio": beside.cpu.median / own.cpu.median,
+                }
+                record = Record("pto", case, subject, own.wall, bytes=own.bytes, more=more)
+                yield record.beside(peer, beside.wall)
 
 
 def measure(sweep: Sweep, topology: Topology) -> Iterator[Record]:
@@ -292,9 +321,8 @@ def _measure_norms(setting: Setting) -> Iterator[Record]:
     tensors, world = setting.tensors, setting.topology.world
     norms = setting.norms(SLICES, LAYERS, AUTO, LOCAL)
     check_squares(world, norms, tensors)
-    taken = setting.interleave(
-        {way: partial(each.squares, tensors.weights, tensors.gradients) for way, each in norms.items()}
-    )
+    squares = {way: partial(each.squares, tensors.weights, tensors.gradients) for way, each in norms.items()}
+    taken = interleave(setting.topology, squares, setting.sweep.calls)
     balance = {name: cut(tensors.sizes, world.size).balance() for name, cut in PARTITIONS.items()}
     for record in setting.records("norms", taken, NORMS_PEERS):
         choice = norms[record.subject].choice
@@ -308,11 +336,9 @@ def _measure_lars(setting: Setting) -> Iterator[Record]:
     threads = LocalRank.of(setting.topology.world).threads
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
-    from benchmarks.lars import lars_steps
-
     norms = {GRAPH: None, **setting.norms(LOCAL, SLICES)}
     steps = lars_steps(setting.topology.world, setting.tensors, norms)
-    yield from setting.records("lars", setting.interleave(steps), LARS_PEERS)
+    yield from setting.records("lars", interleave(setting.topology, steps, setting.sweep.calls), LARS_PEERS)
 
 
 # ---- Tables and the command ----
@@ -321,7 +347,8 @@ def _measure_lars(setting: Setting) -> Iterator[Record]:
 def tables(records: Sequence[Record]) -> Iterator[Table]:
     """Yield a table for each operation and number of ranks."""
     header = ["network", "way", "CPU\nms a rank", "busiest\nms", "baseline", "× less\nCPU", "ms", "× as fast"]
-    for (ranks, operation), group in groupby(records, key=lambda each: _key(each, "ranks", "operation")):
+    cases = groupby(records, key=lambda each: (each.case["ranks"], each.case["operation"]))
+    for (ranks, operation), group in cases:
         own = list(group)
         quick = "  (quick)" if own[0].case["quick"] else ""
         title = f"{OPERATIONS[operation]}, {ranks} ranks{quick}"
@@ -334,21 +361,13 @@ def show(records: Sequence[Record]) -> None:
         table.print()
 
 
-def _key(record: Record, *names: str) -> tuple[Any, ...]:
-    return tuple(record.case[name] for name in names)
-
-
 def _row(record: Record) -> list[str]:
     more = record.more
+    cpu, of_busiest = (more[key]["median"] for key in ("cpu_seconds", "cpu_seconds_of_busiest"))
     return [
-        record.case["network"],
-        record.subject,
-        milliseconds(more["cpu_seconds"]["median"]),
-        milliseconds(more["cpu_seconds_of_busiest"]["median"]),
-        record.peer or "–",
-        times(more["cpu_ratio"]),
-        milliseconds(record.seconds.median),
-        times(record.ratio),
+        *(record.case["network"], record.subject, milliseconds(cpu), milliseconds(of_busiest)),
+        *(record.peer or "–", times(more["cpu_ratio"])),
+        *(milliseconds(record.seconds.median), times(record.ratio)),
     ]
 
 

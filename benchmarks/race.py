@@ -8,11 +8,11 @@ Horovod as it comes and all of ours in one, Horovod over MPI's ring in the other
 
 import json
 import os
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, median_high
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
@@ -27,8 +27,10 @@ from benchmarks.jobs import (
     environment,
     module,
     pass_on,
+    ratio,
+    world,
 )
-from benchmarks.race_plan import AUTO, DENSITY, TIMEOUT_SECONDS, Cell, Race, Subject
+from benchmarks.race_plan import AUTO, DENSITY, OFF, TIMEOUT_SECONDS, Cell, Race, Subject
 from commlib.topology import LinkBytes
 from training.bench.record import Record, Seconds, command
 from training.bench.reducers import NOTHING
@@ -36,9 +38,9 @@ from training.commands.printing import Table, milliseconds, times
 from training.process.job import usage_error
 from training.process.launch import cloudtrain
 
-BENCH = "race"
 A_STEP, TO_ACCURACY = "seconds a step", "seconds to the accuracy"
 Result = dict[str, Any]  # of a subject in one job: see race_job.py
+Told = dict[Subject, list[Result]]  # what the jobs told of each subject
 
 
 def measured(race: Race) -> Generator[JSONRecord, None, None]:
@@ -49,19 +51,7 @@ def measured(race: Race) -> Generator[JSONRecord, None, None]:
         for cell in race.cells:
             cluster.up(cell.layout.nodes, cell.rate)
             with TemporaryDirectory(prefix="cloudtrain-race-") as folder:
-                yield from _measured_cell(CellRace(race, cell, cluster, Path(folder)))
-
-
-def _measured_cell(cell: "CellRace") -> Iterator[JSONRecord]:
-    """Yield the records of a cell, also where one of its jobs fails or is interrupted."""
-    results: list[Result] = []
-    try:
-        for result in cell.results():
-            results.append(result)
-    except (Failed, KeyboardInterrupt, SystemExit):
-        yield from records(cell.race, cell.cell, results)
-        raise
-    yield from records(cell.race, cell.cell, results)
+                yield from CellRace(race, cell, cluster, Path(folder)).records()
 
 
 @dataclass(frozen=True)
@@ -73,7 +63,25 @@ class CellRace:
     cluster: EmulatedCluster
     folder: Path
 
-    def results(self) -> Iterator[Result]:
+    def records(self) -> Iterator[JSONRecord]:
+        """Yield the records, those of steps first, also where a job fails or is interrupted."""
+        results, failure = list[Result](), None
+        try:
+            for result in self._results():
+                results.append(result)
+        except (Failed, KeyboardInterrupt, SystemExit) as error:
+            failure = error
+        for part, records_of in (("steps", self._of_steps), ("run", self._of_runs)):
+            of_part = [result for result in results if result["part"] == part]
+            told = {
+                subject: [result for result in of_part if result["subject"] == subject.name]
+                for subject in self.race.subjects
+            }
+            yield from records_of({subject: own for subject, own in told.items() if own})
+        if failure is not None:
+            raise failure
+
+    def _results(self) -> Iterator[Result]:
         """Run the jobs, of which each seed has one of each algorithm, and yield what they tell."""
         if any(subject.reducer == AUTO for subject in self.race.subjects):
             self._tune()
@@ -82,35 +90,31 @@ class CellRace:
                 yield from self._job(number, algorithm)
 
     def _job(self, number: int, algorithm: str) -> Iterator[Result]:
-        seed = number + 1
-        stepping, running = self.subjects_of(algorithm, seed)
+        seeds = self.cell.seeds
+        own = [subject for subject in self.race.subjects if subject.algorithm == algorithm]
+        running = [each for each in own if number < seeds and each in self.race.raced(self.cell)]
+        first = number * len(running) // max(1, seeds)  # each seed begins with another one
+        running = [*running[first:], *running[:first]]
         job: Result = {
-            "config": self.race.config(self.cell, seed),
-            "steps": [self._told(each) | {"phase": self.race.stepping(self.cell, each)} for each in stepping],
+            "config": self.race.config(self.cell, number + 1),
+            "steps": [
+                self._told(each) | {"phase": self.race.stepping(self.cell, each)}
+                for each in own
+                if each.steps
+            ],
             "turns": self.race.turns,
-            "runs": [],
+            "runs": [self._told(each, **self.race.running(self.cell, each)) for each in running],
         }
-        for subject in running:
-            told = self._told(subject)
-            job["runs"].append(told | {"config": told["config"] | self.race.running(self.cell, subject)})
         file = self.folder / "job.json"
         file.write_text(json.dumps(job))
-        runs = f", {len(running)} runs with seed {seed}" if running else ""
+        runs = f", {len(running)} runs with seed {number + 1}" if running else ""
         what = f"job {number + 1} of {self.race.jobs(self.cell)}, all-reduce of MPI: {algorithm}"
         words = module("benchmarks.race_job", str(file))
-        yield from self._results(words, algorithm, f"{what}: steps of {len(stepping)} subjects{runs}")
+        yield from self._told_by(words, algorithm, f"{what}: steps of {len(job['steps'])} subjects{runs}")
 
-    def subjects_of(self, algorithm: str, seed: int) -> tuple[list[Subject], list[Subject]]:
-        """Return whose steps are timed in a job, and who is raced; each seed begins with another one."""
-        own = [subject for subject in self.race.subjects if subject.algorithm == algorithm]
-        raced = self.race.raced(self.cell) if seed <= self.cell.seeds else []
-        running = [subject for subject in own if subject in raced]
-        first = (seed - 1) * len(running) // max(1, self.cell.seeds)
-        return [subject for subject in own if subject.steps], [*running[first:], *running[:first]]
-
-    def _told(self, subject: Subject) -> Result:
-        """Return what a job has to know of a subject."""
-        config: Result = {"overlap": subject.overlap and not subject.horovod}
+    def _told(self, subject: Subject, **config: Any) -> Result:
+        """Return what a job has to know of a subject; ``config``: more of its configuration."""
+        config |= {"overlap": subject.overlap and not subject.horovod}
         if subject.reducer == AUTO:
             config["profile"] = str(self._profile)
         return {"name": subject.name, "horovod": subject.horovod, "config": config}
@@ -126,9 +130,9 @@ class CellRace:
         file = self.folder / "tune.yaml"
         file.write_text(json.dumps(config))  # which is YAML, too
         words = cloudtrain("tune", "--profile", str(self._profile), str(file))
-        list(self._results(words, auto.algorithm, "cloudtrain tune"))
+        list(self._told_by(words, auto.algorithm, "cloudtrain tune"))
 
-    def _results(self, words: Sequence[str], algorithm: str, what: str) -> Iterator[Result]:
+    def _told_by(self, words: Sequence[str], algorithm: str, what: str) -> Iterator[Result]:
         """Yield what a job on all nodes prints."""
         cell, layout = self.cell, self.cell.layout
         # All nodes are on this machine, whose cores their ranks share; none of them can know.
@@ -139,82 +143,92 @@ class CellRace:
         where = f"{cell.model.name}, {cell.rate}, {layout}: {what}"
         yield from self.cluster.records(layout, words, variables, self.race.timeout, where)
 
+    # ---- Records ----
 
-# ---- Records ----
-
-
-def records(race: Race, cell: Cell, results: Sequence[Result]) -> Iterator[JSONRecord]:
-    """Yield the records of a cell, those of steps first."""
-    for part, record_of in (("steps", _of_steps), ("run", _of_runs)):
-        own = [
-            (subject, told)
-            for subject in race.subjects
-            if (told := [each for each in results if (each["part"], each["subject"]) == (part, subject.name)])
-        ]
-        yield from record_of(race, cell, own)
-
-
-Told = Sequence[tuple[Subject, Sequence[Result]]]  # what the jobs told of each subject
-
-
-def _of_steps(race: Race, cell: Cell, told: Told) -> Iterator[JSONRecord]:
-    """Yield the records of steps, beside the fastest that exchanges all gradients in full."""
-    seconds = {
-        subject: Seconds.of([turn for each in results for turn in each["seconds"]])
-        for subject, results in told
-    }
-    peers = {subject: own for subject, own in seconds.items() if subject.is_peer}
-    fastest = min(seconds.values(), key=lambda own: own.median, default=None)
-    for subject, results in told:
-        last = results[-1]
-        shares = [each["hidden_share"] for each in results]
-        more = {
-            "steps_a_second": 1 / seconds[subject].median,
-            "overlap": last["overlaps"],
-            "buckets": last["buckets"],
-            "hidden_share": None if None in shares else fmean(shares),
-            "stages": last["stages"]
-            and {name: median(each["stages"][name] for each in results) for name in last["stages"]},
-            "card_bytes": median(each["card_bytes"] for each in results),
-            "reducer": last["reducer"],
-            "baselines": {peer.name: own.median for peer, own in peers.items()},
-            "of_best": fastest.median / seconds[subject].median if fastest else None,
+    def _of_steps(self, told: Told) -> Iterator[JSONRecord]:
+        """Yield the records of steps, beside the fastest that exchanges all gradients in full."""
+        seconds = {
+            subject: Seconds.of([turn for each in results for turn in each["seconds"]])
+            for subject, results in told.items()
         }
-        yield _line(race, cell, subject, last, A_STEP, seconds[subject], peers, more)
+        peers = {subject: own for subject, own in seconds.items() if not subject.is_sparse}
+        fastest = min((own.median for own in seconds.values()), default=0.0)
+        for subject, results in told.items():
+            last = results[-1]
+            shares = [each["hidden_share"] for each in results]
+            more = {
+                "steps_a_second": 1 / seconds[subject].median,
+                "overlap": last["overlaps"],
+                "buckets": last["buckets"],
+                "hidden_share": None if None in shares else fmean(shares),
+                "stages": last["stages"]
+                and {name: median(each["stages"][name] for each in results) for name in last["stages"]},
+                "card_bytes": median(each["card_bytes"] for each in results),
+                "reducer": last["reducer"],
+                "baselines": {peer.name: own.median for peer, own in peers.items()},
+                "of_best": fastest / seconds[subject].median,
+            }
+            yield self._line(subject, last, A_STEP, seconds[subject], peers, more)
 
+    def _of_runs(self, told: Told) -> Iterator[JSONRecord]:
+        """Yield the records of runs, beside the dense one that is the first at the accuracy."""
+        if not told:
+            return
+        target = self.race.target(self.cell)
+        seconds, reached = dict[Subject, Seconds](), dict[Subject, int]()
+        for subject, results in told.items():
+            ends = [seconds_to(target, each["curve"]) for each in results]
+            reached[subject] = len(ends) - ends.count(None)
+            last = [each["curve"][-1][0] for each in results]
+            seconds[subject] = Seconds.of(
+                [end if at is None else at for at, end in zip(ends, last, strict=True)]
+            )
+        arrived = [subject for subject, results in told.items() if reached[subject] == len(results)]
+        peers = {each: seconds[each] for each in arrived if not each.is_sparse}
+        for subject, results in told.items():
+            sent = [each["sent_inter_bytes"] for each in results]
+            more = {
+                "target": target,
+                "seeds": len(results),
+                "reached": reached[subject],
+                "overlap": results[-1]["overlaps"],
+                "final_accuracy": [each["curve"][-1][1] for each in results],
+                "curves": [each["curve"] for each in results],
+                "steps": [each["steps"] for each in results],
+                "sent_bytes_of_run": None if subject.horovod else median(sent),
+                "reducers": results[-1]["reducers"],
+            }
+            beside = peers if subject in arrived else {}
+            yield self._line(subject, results[-1], TO_ACCURACY, seconds[subject], beside, more)
 
-def _of_runs(race: Race, cell: Cell, told: Told) -> Iterator[JSONRecord]:
-    """Yield the records of runs, beside the dense one that is the first at the accuracy."""
-    if not told:
-        return
-    target = race.target(cell)
-    finishes = {subject: [seconds_to(target, each["curve"]) for each in results] for subject, results in told}
-    seconds = {
-        subject: Seconds.of([_end(each) if at is None else at for each, at in zip(results, own, strict=True)])
-        for (subject, results), own in zip(told, finishes.values(), strict=True)
-    }
-    for subject, results in told:
-        sent = [each["sent_inter_bytes"] for each in results]
-        more = {
-            "target": target,
-            "seeds": len(results),
-            "reached": sum(at is not None for at in finishes[subject]),
-            "overlap": results[-1]["overlaps"],
-            "final_accuracy": [each["curve"][-1][1] for each in results],
-            "curves": [each["curve"] for each in results],
-            "steps": [each["steps"] for each in results],
-            "sent_bytes_of_run": None if subject.horovod else median(sent),
-            "reducers": results[-1]["reducers"],
+    def _line(
+        self,
+        subject: Subject,
+        told: Result,
+        unit: str,
+        seconds: Seconds,
+        peers: dict[Subject, Seconds],
+        more: dict[str, Any],
+    ) -> JSONRecord:
+        """Return the line of a record; ``told``: by the last job, whose machine and settings it has."""
+        case = {
+            "unit": unit,
+            "model": self.cell.model.name,
+            "weights": told["weights"],
+            "batch": self.cell.model.sizes["batch_size"],
+            "rate": self.cell.rate,
+            "ranks_of_nodes": told["nodes"],
+            "density": self.race.density if subject.is_sparse else None,
+            "mpi_algorithm": subject.algorithm,
+            "quick": self.race.quick,
         }
-        arrived = [each for each, own in finishes.items() if None not in own]
-        peers = {each: seconds[each] for each in arrived if each.is_peer}
-        beside = peers if subject in arrived else {}
-        yield _line(race, cell, subject, results[-1], TO_ACCURACY, seconds[subject], beside, more)
-
-
-def _end(result: Result) -> float:
-    seconds: float = result["curve"][-1][0]
-    return seconds
+        sent = told.get("bytes")
+        record = Record("race", case, subject.name, seconds, bytes=sent and LinkBytes(**sent), more=more)
+        best = min(peers, key=lambda each: peers[each].median, default=subject)
+        if best != subject:
+            record = record.beside(best.name, peers[best])
+        line: JSONRecord = json.loads(record.line())
+        return line | {"machine": told["machine"], "settings": told["settings"], "command": command()}
 
 
 def seconds_to(target: float, curve: Sequence[Sequence[float]]) -> float | None:
@@ -226,65 +240,14 @@ def seconds_to(target: float, curve: Sequence[Sequence[float]]) -> float | None:
     return next((seconds for seconds, accuracy in curve if accuracy >= target), None)
 
 
-def _line(
-    race: Race,
-    cell: Cell,
-    subject: Subject,
-    told: Result,
-    unit: str,
-    seconds: Seconds,
-    peers: dict[Subject, Seconds],
-    more: dict[str, Any],
-) -> JSONRecord:
-    """Return a record as its line has it; ``told``: by the last job, whose machine and settings it has."""
-    best = min(peers, key=lambda each: peers[each].median, default=subject)
-    sent = told.get("bytes")
-    record = Record(
-        bench=BENCH,
-        case={
-            "unit": unit,
-            "model": cell.model.name,
-            "weights": told["weights"],
-            "batch": cell.model.sizes["batch_size"],
-            "rate": cell.rate,
-            "ranks_of_nodes": told["nodes"],
-            "density": race.density if subject.is_sparse else None,
-            "mpi_algorithm": subject.algorithm,
-            "quick": race.quick,
-        },
-        subject=subject.name,
-        seconds=seconds,
-        peer=None if best == subject else best.name,
-        peer_seconds=None if best == subject else peers[best],
-        bytes=sent and LinkBytes(**sent),
-        more=more,
-    )
-    line: JSONRecord = json.loads(record.line())
-    return line | {"machine": told["machine"], "settings": told["settings"], "command": command()}
-
-
 # ---- Tables ----
-
-
-def race_tables(records: Iterable[Record]) -> Iterator[Table]:
-    """Yield a table of steps for each cell, and one of runs where there are some."""
-
-    def place(record: Record) -> tuple[str, ...]:
-        case = record.case
-        return case["model"], case["rate"], str(case["ranks_of_nodes"]), case["unit"]
-
-    for _, own in groupby(records, key=place):
-        yield (
-            steps_table(of_cell) if (of_cell := list(own))[0].case["unit"] == A_STEP else runs_table(of_cell)
-        )
 
 
 def title_of(record: Record) -> str:
     """Return what distinguishes a cell from others."""
     case = record.case
-    nodes = case["ranks_of_nodes"]
-    ranks = f"{len(nodes)} nodes × {nodes[0]} rank{'s' * (nodes[0] > 1)}"
-    return f"{case['model']} ({case['weights']:,} weights), {case['rate']}, {ranks}"
+    where = world(case["ranks_of_nodes"])
+    return f"{case['model']} ({case['weights']:,} weights), {case['rate']}, {where}"
 
 
 def steps_table(records: Sequence[Record]) -> Table:
@@ -296,16 +259,11 @@ def steps_table(records: Sequence[Record]) -> Table:
         "of best: the fastest of all over it. hidden: share of the exchange behind computing.",
         "sent: payload of the busiest rank; card: what the busiest node's card sent, headers and all",
     ]
-    quick = "  (quick)" * records[0].case["quick"]
-    return Table(title_of(records[0]) + quick, header, list(step_rows(records)), notes)
-
-
-def step_rows(records: Sequence[Record]) -> Iterator[list[str]]:
-    """Yield a row a subject."""
     medians = {record.subject: record.seconds.median for record in records}
+    rows = []
     for record in records:
         seconds, more = record.seconds, record.more
-        yield [
+        row = [
             record.subject,
             f"{more['steps_a_second']:.3g}",
             *(milliseconds(each) for each in (seconds.median, seconds.min, seconds.max)),
@@ -313,16 +271,13 @@ def step_rows(records: Sequence[Record]) -> Iterator[list[str]]:
             times(record.ratio),
             times(ratio(medians.get("horovod"), seconds.median)),
             f"{more['of_best']:.2f}",
-            times(ratio(medians.get(f"{record.subject}, overlap off"), seconds.median)),
+            times(ratio(medians.get(f"{record.subject}{OFF}"), seconds.median)),
             share(more["hidden_share"] if more["overlap"] else None),
             f"{record.bytes.inter / 1e3:,.0f}" if record.bytes else NOTHING,
             f"{more['card_bytes'] / 1e3:,.0f}",
         ]
-
-
-def ratio(other: float | None, own: float) -> float | None:
-    """Return how many times as long another one takes, if there is one."""
-    return None if other is None else other / own
+        rows.append(row)
+    return Table(title_of(records[0]) + "  (quick)" * records[0].case["quick"], header, rows, notes)
 
 
 def share(value: float | None) -> str:
@@ -341,32 +296,29 @@ def runs_table(records: Sequence[Record]) -> Table:
         f"s: to a test accuracy of {records[0].more['target']:.1%}, median of seeds; a run that has not",
         "reached it counts with all its seconds, and there is no ratio",
     ]
-    title = f"{title_of(records[0])}: time to accuracy"
-    return Table(title, header, list(map(run_row, records)), notes)
-
-
-def run_row(record: Record) -> list[str]:
-    """Return the row of a subject."""
-    more, seconds = record.more, record.seconds
-    accuracies = sorted(more["final_accuracy"])
-    return [
-        record.subject,
-        f"{more['reached']} of {more['seeds']}",
-        *(f"{each:,.1f}" for each in (seconds.median, seconds.min, seconds.max)),
-        record.peer or NOTHING,
-        times(record.ratio),
-        f"{sorted(more['steps'])[len(more['steps']) // 2]:,}",
-        f"{accuracies[len(accuracies) // 2]:.1%}",
+    rows = [
+        [
+            record.subject,
+            f"{record.more['reached']} of {record.more['seeds']}",
+            *(f"{each:,.1f}" for each in (record.seconds.median, record.seconds.min, record.seconds.max)),
+            record.peer or NOTHING,
+            times(record.ratio),
+            f"{median_high(record.more['steps']):,}",
+            f"{median_high(record.more['final_accuracy']):.1%}",
+        ]
+        for record in records
     ]
+    return Table(f"{title_of(records[0])}: time to accuracy", header, rows, notes)
 
 
 # ---- The command ----
 
 
 def show(records: Sequence[Record]) -> None:
-    """Print the tables of what was measured."""
-    for table in race_tables(records):
-        table.print()
+    """Print a table of steps for each cell, and one of runs where there are some."""
+    keys = ("model", "rate", "ranks_of_nodes", "unit")
+    for (*_, unit), own in groupby(records, key=lambda record: [record.case[key] for key in keys]):
+        (steps_table if unit == A_STEP else runs_table)(list(own)).print()
 
 
 def main(

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 from benchmarks.jobs import DEFAULT, Layout
@@ -74,6 +75,11 @@ RACED = {
 MODELS, QUICK_MODELS = ("mlp", "resnet20"), ("mlp",)  # unless others are asked for
 
 
+def may_be_sparse(reducer: str) -> bool:
+    """Return whether a reducer has a density; ``auto`` may choose one that has."""
+    return reducer == AUTO or REDUCERS[reducer].sparse
+
+
 @dataclass(frozen=True)
 class Subject:
     """A way to exchange gradients.
@@ -94,13 +100,8 @@ class Subject:
 
     @property
     def is_sparse(self) -> bool:
-        """Return whether it has a density; ``auto`` may choose a reducer that has one."""
-        return self.reducer == AUTO or REDUCERS[self.reducer].sparse
-
-    @property
-    def is_peer(self) -> bool:
-        """Return whether it exchanges all gradients in full: the others are measured against the fastest."""
-        return not self.is_sparse
+        """Return whether it has a density; it is measured against the fastest that has none."""
+        return may_be_sparse(self.reducer)
 
 
 @dataclass(frozen=True)
@@ -126,15 +127,15 @@ class Race:
     @classmethod
     def of(
         cls,
-        rates: Sequence[str] = (),
-        layouts: Sequence[str] = (),
-        models: Sequence[str] = (),
-        reducers: Sequence[str] = (),
+        rates: Sequence[str],
+        layouts: Sequence[str],
+        models: Sequence[str],
+        reducers: Sequence[str],
         *,
-        seeds: int | None = None,
-        density: float = DENSITY,
-        timeout: float = TIMEOUT_SECONDS,
-        quick: bool = False,
+        seeds: int | None,
+        density: float,
+        timeout: float,
+        quick: bool,
     ) -> "Race":
         """Return it; empty sequences stand for the defaults, and a wrong name is an ``InvalidArgument``.
 
@@ -144,19 +145,13 @@ class Race:
         raced = [look_up(RACED, "model", name) for name in models or (QUICK_MODELS if quick else MODELS)]
         for name in reducers:
             look_up({**REDUCERS, AUTO: None}, "reducer", name)
-        rates = rates or (QUICK_RATES if quick else RATES)
         places = [Layout.of(text) for text in layouts or (QUICK_LAYOUTS if quick else LAYOUTS)]
-        seeds = (QUICK_SEEDS if quick else SEEDS) if seeds is None else seeds
-
-        def at_first(rate: str, layout: Layout) -> bool:
-            return (rate, layout) == (rates[0], places[0])
-
-        cells = [
-            Cell(rate, layout, model, seeds if model.target and at_first(rate, layout) else 0)
-            for rate in rates
-            for layout in places
-            for model in raced
-        ]
+        if seeds is None:
+            seeds = QUICK_SEEDS if quick else SEEDS
+        cells = []
+        for number, (rate, layout) in enumerate(product(rates or (QUICK_RATES if quick else RATES), places)):
+            for model in raced:
+                cells.append(Cell(rate, layout, model, seeds if model.target and number == 0 else 0))
         names = reducers or (QUICK_REDUCERS if quick else [*REDUCERS, AUTO])
         return cls(cells, list(subjects(names, quick=quick)), density, timeout, quick)
 
@@ -189,20 +184,15 @@ class Race:
     def running(self, cell: Cell, subject: Subject) -> dict[str, Any]:
         """Return the phases of a run, which does not end at the accuracy."""
         model = cell.model
-        if subject.phases == 2:
-            assert model.switch is not None
-            epochs, (start, end) = model.switch, model.rate
-            between = (epochs[1] * start + epochs[0] * end) / sum(epochs)
-            reducers, rates = (subject.reducer, DENSE), ((start, between), (between, end))
-            phases = zip(reducers, epochs, rates, strict=True)
-            return {
-                "phases": [
-                    self._phase(cell, reducer) | {"epochs": count, "learning_rate": _line(*rate)}
-                    for reducer, count, rate in phases
-                ]
-            }
-        length = {"steps": QUICK_RUN_STEPS} if self.quick else {"epochs": model.epochs}
-        return {"phases": [self._phase(cell, subject.reducer) | length]}
+        if subject.phases == 1:
+            length = {"steps": QUICK_RUN_STEPS} if self.quick else {"epochs": model.epochs}
+            return {"phases": [self._phase(cell, subject.reducer) | length]}
+        assert model.switch is not None
+        (sparse, dense), (start, end) = model.switch, model.rate
+        between = (dense * start + sparse * end) / (sparse + dense)
+        first = {"epochs": sparse, "learning_rate": _line(start, between)}
+        last = {"epochs": dense, "learning_rate": _line(between, end)}
+        return {"phases": [self._phase(cell, subject.reducer) | first, self._phase(cell, DENSE) | last]}
 
     def target(self, cell: Cell) -> float:
         """Return the accuracy that is raced to."""
@@ -210,8 +200,7 @@ class Race:
         return QUICK_TARGET if self.quick else cell.model.target
 
     def _phase(self, cell: Cell, reducer: str) -> dict[str, Any]:
-        is_sparse = reducer == AUTO or REDUCERS[reducer].sparse
-        density = {"density": self.density} if is_sparse else {}
+        density = {"density": self.density} if may_be_sparse(reducer) else {}
         return {**cell.model.sizes, "reducer": {"name": reducer, **density}}
 
     def raced(self, cell: Cell) -> list[Subject]:
@@ -236,7 +225,7 @@ def subjects(reducers: Sequence[str], *, quick: bool) -> Iterator[Subject]:
     yield Subject(HOROVOD, DENSE, horovod=True, accuracy=quick)
     yield Subject(HOROVOD_RING, DENSE, horovod=True, algorithm=RING)
     for name in names:
-        yield Subject(name, name, accuracy=quick or name == AUTO or REDUCERS[name].sparse)
+        yield Subject(name, name, accuracy=quick or may_be_sparse(name))
     for name in names:
         if name in WITHOUT_OVERLAP:
             yield Subject(f"{name}{OFF}", name, overlap=False, accuracy=False)

@@ -7,8 +7,9 @@
 On a cluster a job for each of MPI's algorithms is timed first, and the best of them is what all-reduces use.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import groupby, pairwise
 from types import MappingProxyType
 from typing import Annotated
@@ -35,11 +36,11 @@ from training.bench import reducers
 from training.bench.record import Record, command, report
 from training.bench.reducers import (
     BASELINE,
+    CLOCKS,
     NOTHING,
     WALL,
     Candidate,
     Measurement,
-    Options,
     Plan,
     has_ranks,
     label,
@@ -47,7 +48,7 @@ from training.bench.reducers import (
     sent_and_entries,
 )
 from training.commands.printing import Table, milliseconds, times
-from training.process.job import all_or_exit, as_rank, usage_error
+from training.process.job import as_rank, usage_error
 
 # Five reducers of 25.6 M entries, on eight ranks of one machine, fit in 24 GiB.
 LARGEST_GROUP_ENTRIES = 5 * 25_600_000
@@ -94,7 +95,7 @@ def measure(plan: Plan, *, horovod: bool = True) -> Iterator[Record]:
 
 def groups_of(plan: Plan) -> Iterator[Sequence[Candidate]]:
     """Yield the candidates in groups of about one length, each of which fits into memory."""
-    candidates = list(plan.options.candidates())
+    candidates = list(plan.candidates())
     count = -(-len(candidates) * plan.gradients.size // LARGEST_GROUP_ENTRIES)
     for low, high in pairwise(partition(len(candidates), count)):
         yield candidates[low:high]
@@ -125,7 +126,7 @@ def table_of(records: Sequence[Record]) -> Table:
     header += [f"{stage}\nms" for stage in STAGES]
     header += ["sent intra\nkB", "sent inter\nkB", "selected\nentries", "applied\nentries"]
     notes = [
-        f"ms: {WALL.meaning}; median of {runs} steps. Of stages: mean over ranks.",
+        f"ms: {CLOCKS[WALL]}; median of {runs} steps. Of stages: mean over ranks.",
         "peer: the fastest of MPI's and Horovod's all-reduces; × peer, × bare: how many times as fast.",
         "bare: the bytes of hitopk through MPI's own collectives. sent: payload of the busiest rank",
     ]
@@ -150,13 +151,16 @@ def _row(record: Record) -> list[str]:
 
 def memory(plan: Plan) -> Iterator[tuple[Candidate, float]]:
     """Yield what each reducer allocates on a rank, in vectors of the gradient's size."""
-    for candidate in plan.options.candidates():
 
-        def make(comm: Communicator, candidate: Candidate = candidate) -> Reducer:
-            return candidate.make(plan.topology(comm), plan.gradients.size, plan.options.density)
+    def of(candidate: Candidate, comm: Communicator) -> float:
+        def make(metered: Communicator) -> Reducer:
+            return candidate.make(plan.topology(metered), plan.gradients.size, plan.density)
 
+        return dense_vectors(comm, make, plan.gradients)
+
+    for candidate in plan.candidates():
         with traced():
-            yield candidate, plan.run(lambda comm, make=make: dense_vectors(comm, make, plan.gradients))
+            yield candidate, plan.run(partial(of, candidate))
 
 
 # ---- On emulated clusters ----
@@ -171,12 +175,12 @@ class Sweep:
     sizes: Sequence[int]
     densities: Sequence[float]
     steps: int
-    reducers: Sequence[str] = ()
-    wires: Sequence[str] = ()
-    algorithms: Sequence[str] = tuple(ALGORITHMS)
-    horovod: bool = True
-    timeout: float = 3600.0
-    quick: bool = False
+    reducers: Sequence[str]
+    wires: Sequence[str]
+    algorithms: Sequence[str]
+    horovod: bool
+    timeout: float
+    quick: bool
 
     def __post_init__(self) -> None:
         for algorithm in self.algorithms:
@@ -185,22 +189,14 @@ class Sweep:
             raise InvalidArgument("--nodes, --ranks-per-node: expected two ranks or more, got 1")
         for size in self.sizes:
             for density in self.densities:
-                Options(size=size, density=density, reducers=self.reducers, wires=self.wires)
+                Plan(size=size, density=density, reducers=self.reducers, wires=self.wires)
 
-    def probing(self, size: int) -> list[str]:
-        """Return the arguments of a job that times MPI's all-reduce against ours, without TensorFlow."""
-        return self._arguments(size, PROBE_STEPS, "--reducer", BASELINE, "--no-horovod")
-
-    def retaining(self, size: int) -> list[str]:
-        """Return the arguments of a job that measures the all-reduces, whose freed memory is retained."""
-        return self._arguments(size, self.steps, "--reducer", BASELINE, *self._without_horovod)
-
-    def measuring(self, size: int, density: float) -> list[str]:
-        """Return the arguments of a job that measures candidates of this density; none if there are none.
+    def measuring(self, density: float) -> list[str]:
+        """Return the arguments that choose the candidates of a density; none if there are none.
 
         Dense candidates are measured with the first density.
         """
-        candidates = list(Options(reducers=self.reducers, wires=self.wires).candidates())
+        candidates = list(Plan(reducers=self.reducers, wires=self.wires).candidates())
         if density != self.densities[0]:
             candidates = [each for each in candidates if each.sparse]
         if not candidates:
@@ -208,15 +204,7 @@ class Sweep:
         names = dict.fromkeys(each.name for each in candidates)
         wires = self.wires if any(each.sparse for each in candidates) else ()
         repeated = [("--reducer", name) for name in names] + [("--wire", wire) for wire in wires]
-        given = [each for option in repeated for each in option]
-        return self._arguments(size, self.steps, "--density", str(density), *given, *self._without_horovod)
-
-    @property
-    def _without_horovod(self) -> list[str]:
-        return [] if self.horovod else ["--no-horovod"]
-
-    def _arguments(self, size: int, steps: int, *more: str) -> list[str]:
-        return ["--size", str(size), "--steps", str(steps), *more, *(["--quick"] if self.quick else [])]
+        return ["--density", str(density), *(each for option in repeated for each in option)]
 
     def records(self) -> Generator[JSONRecord, None, None]:
         """Yield the records; however this ends, the cluster is gone."""
@@ -232,21 +220,27 @@ class Sweep:
 
     def _of_size(self, cluster: EmulatedCluster, size: int) -> Iterator[JSONRecord]:
         """Yield the records of probing MPI's algorithms, then those with the best of them."""
+        baseline = ("--reducer", BASELINE)
+        horovod = () if self.horovod else ("--no-horovod",)
         probed = []
-        for algorithm in self.algorithms if len(self.algorithms) > 1 else ():
-            for reported in self._run(cluster, self.probing(size), algorithm):
+        for algorithm in self.algorithms if len(self.algorithms) > 1 else ():  # without TensorFlow
+            for reported in self._run(cluster, size, algorithm, *baseline, "--no-horovod", steps=PROBE_STEPS):
                 if reported["subject"] == BASELINE:
                     probed.append(reported)
                     yield reported | {"bench": "probe"}
-        algorithm = best_algorithm(probed) if probed else self.algorithms[0]
+        # That with which MPI took the least against ``dense`` of the same job.
+        fastest = min(
+            probed, key=lambda run: run["peer_seconds"]["median"] / run["seconds"]["median"], default=None
+        )
+        algorithm = fastest["case"]["mpi_algorithm"] if fastest else self.algorithms[0]
         retained = [
             reported | {"subject": f"{reported['subject']}, memory kept"}
-            for reported in self._run(cluster, self.retaining(size), algorithm, KEEP_MEMORY)
+            for reported in self._run(cluster, size, algorithm, *baseline, *horovod, settings=KEEP_MEMORY)
             if reported["subject"] in PEERS
         ]
         for density in self.densities:
-            arguments = self.measuring(size, density)
-            for reported in self._run(cluster, arguments, algorithm) if arguments else ():
+            chosen = self.measuring(density)
+            for reported in self._run(cluster, size, algorithm, *chosen, *horovod) if chosen else ():
                 if density == self.densities[0] or reported["subject"] not in PEERS:
                     yield with_peers(reported, retained)
         yield from retained
@@ -254,24 +248,21 @@ class Sweep:
     def _run(
         self,
         cluster: EmulatedCluster,
-        arguments: Sequence[str],
+        size: int,
         algorithm: str,
+        *arguments: str,
+        steps: int | None = None,
         settings: Mapping[str, str] = MappingProxyType({}),
     ) -> Iterator[JSONRecord]:
         """Yield the records of one job on all nodes; ``settings`` are added to its environment."""
-        words = module("benchmarks.reducers", "--json", *arguments)
+        given = ["--size", str(size), "--steps", str(steps or self.steps), *arguments]
+        words = module("benchmarks.reducers", "--json", *given, *(["--quick"] if self.quick else []))
         kept = ", memory kept" if settings else ""
-        what = f"{' '.join(arguments)} (all-reduce of MPI: {algorithm}{kept})"
+        what = f"{' '.join(given)} (all-reduce of MPI: {algorithm}{kept})"
         variables = {**environment(algorithm), **settings}
         for reported in cluster.records(self.layout, words, variables, self.timeout, what):
             reported["case"] |= {"mpi_algorithm": algorithm}
             yield reported
-
-
-def best_algorithm(probed: Iterable[JSONRecord]) -> str:
-    """Return the algorithm with which MPI took the least against ``dense`` of the same job."""
-    fastest = min(probed, key=lambda run: run["peer_seconds"]["median"] / run["seconds"]["median"])
-    return str(fastest["case"]["mpi_algorithm"])
 
 
 def show_by_place(records: Sequence[Record]) -> None:
@@ -316,7 +307,7 @@ def main(
                 quick=quick,
             )
             raise typer.Exit(pass_on(sweep.records(), as_json=as_json, show=show_by_place))
-        options = Options(
+        plan = Plan(
             ranks_per_node=ranks_per_node, size=size[0] if size else None,
             density=density[0] if density else DENSITIES[0], reducers=names, wires=wires,
             steps=steps or STEPS, quick=quick,
@@ -324,14 +315,13 @@ def main(
     except ValueError as error:
         usage_error(str(error))
     if memory_of:
-        for each, vectors in memory(Plan.of(options, None)):
+        for each, vectors in memory(plan):
             print(f"{each}: {vectors:.2f} vectors of the gradient's size")
         return
     if not has_ranks():
         usage_error("expected ranks of mpirun or horovodrun, --cluster or --memory")
     with as_rank() as comm:
-        plan = all_or_exit(comm, lambda: Plan.of(options, comm))
-        records = measure(plan, horovod=horovod)
+        records = measure(replace(plan, comm=comm), horovod=horovod)
         show = lambda each: table_of(each).print()  # noqa: E731
         raise typer.Exit(report([records], as_json=as_json, show=show, comm=comm))
 

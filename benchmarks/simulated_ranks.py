@@ -8,7 +8,7 @@ masks, which come from one generator. Time is not simulated.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -44,36 +44,23 @@ class RankTotals:
     selected: int = 0
     sent: LinkBytes = LinkBytes()
 
-    def add(self, report: Report) -> None:
-        """Count an exchange."""
-        self.exchanges += 1
-        self.selected += report.selected
-        self.sent += report.traffic.sent
 
-
-@dataclass
 class Ranks:
     """What the threads of all ranks share: the next thing to do, and each one's gradients."""
 
-    layout: Sequence[int]
-    do: Do | None = None
-    results: list[Any] = field(default_factory=list)
-    topologies: list[Topology] = field(default_factory=list)
-    gradients: list[DistributedGradients] = field(default_factory=list)
-    totals: list[RankTotals] = field(default_factory=list)
+    def __init__(self, layout: Sequence[int]) -> None:
+        self.layout, self.count = layout, sum(layout)
+        self.do: Do | None = None
+        self.results: list[Any] = [None] * self.count
+        self.topologies: list[Any] = [None] * self.count  # until a rank puts its own there, as in the next
+        self.gradients: list[Any] = [None] * self.count
+        self.totals = [RankTotals() for _ in range(self.count)]
 
-    def __post_init__(self) -> None:
-        for each in (self.results, self.topologies, self.gradients):
-            each.extend([None] * self.count)  # type: ignore[list-item]  # until a rank puts its own there
-        self.totals.extend(RankTotals() for _ in range(self.count))
+    def all_do(self, do: Do | None) -> list[Any]:
+        """Let each rank do something, and return their results; rank 0 calls it, the others wait for it.
 
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        return sum(self.layout)
-
-    def all_do(self, do: Do) -> list[Any]:
-        """Let each rank do something, and return their results; rank 0 calls it, the others wait for it."""
+        With ``None`` the other ranks end.
+        """
         self.do = do
         self.take_part(self.topologies[0].world)
         return list(self.results)
@@ -90,12 +77,9 @@ class Ranks:
     def count_exchange(self, reports: Sequence[Report]) -> None:
         """Add the reports of all ranks to their totals."""
         for totals, report in zip(self.totals, reports, strict=True):
-            totals.add(report)
-
-    def end(self) -> None:
-        """Let the other ranks go."""
-        self.do = None
-        self.take_part(self.topologies[0].world)
+            totals.exchanges += 1
+            totals.selected += report.selected
+            totals.sent += report.traffic.sent
 
 
 @dataclass(frozen=True)
@@ -123,9 +107,9 @@ class RanksStep(TrainingStep):
 
     def begin(self, phase: Any) -> float | None:
         options, residual = self._config.reducer_config(phase), None
-        if options != self._gradients(0).config:
+        if options != self.ranks.gradients[0].config:
             residual = self.exchange.residual_norm()
-            self.ranks.all_do(lambda rank: self._gradients(rank).switch(options))
+            self.ranks.all_do(lambda rank: self.ranks.gradients[rank].switch(options))
         self._begin_local_steps(phase)
         return residual
 
@@ -137,18 +121,18 @@ class RanksStep(TrainingStep):
 
     def settle(self, hyperparameters: StepHyperparameters) -> Traffic:
         """See :meth:`TrainingStep.settle`; only from gradients to differences of weights."""
-        self.ranks.all_do(lambda rank: self._gradients(rank).switch({"name": "dense"}))
-        if not any(residual.any() for residual in self._residuals()):
+        self.ranks.all_do(lambda rank: self.ranks.gradients[rank].switch({"name": "dense"}))
+        if not any(each.exchange.residual.any() for each in self.ranks.gradients):
             return Traffic()
-        nothing = np.zeros(self._gradients(0).size, np.float32)
+        nothing = np.zeros(self.ranks.gradients[0].size, np.float32)
         mean, report = self.ranks.all_do(lambda rank: self._reduced(rank, nothing))[0]
         self._apply(mean, hyperparameters)
         traffic: Traffic = report.traffic
         return traffic
 
     def begin_epoch(self, density: float | None, *, is_new: bool) -> None:
-        if density is not None and self._gradients(0).exchange.density != density:
-            self.ranks.all_do(lambda rank: self._gradients(rank).exchange.set_density(density))
+        if density is not None and self.ranks.gradients[0].exchange.density != density:
+            self.ranks.all_do(lambda rank: self.ranks.gradients[rank].exchange.set_density(density))
         if is_new:
             self.model.restart_carried()
             self._carried = [self._copies() for _ in range(self.ranks.count)]
@@ -205,19 +189,13 @@ class RanksStep(TrainingStep):
             report = results[0][1]
         return float(np.mean(losses)), report
 
-    def _gradients(self, rank: int) -> DistributedGradients:
-        return self.ranks.gradients[rank]
-
     def _reduced(self, rank: int, gradient: Float32) -> tuple[Float32, Report]:
         """Exchange the gradient of a rank, in the thread of that rank."""
-        self._gradients(rank).submit_inputs([gradient])
-        return self._gradients(rank).wait()
+        self.ranks.gradients[rank].submit_inputs([gradient])
+        return self.ranks.gradients[rank].wait()
 
     def _copies(self) -> list[Any]:
         return [variable.numpy() for variable in self.model.task.carried]
-
-    def _residuals(self) -> list[Float32]:
-        return [self._gradients(rank).exchange.residual for rank in range(self.ranks.count)]
 
 
 class Replicas:
@@ -236,11 +214,9 @@ class Replicas:
         ]
         self._weights = len(variables)
         self._variables = [*variables, optimizer.iterations, *chain.from_iterable(optimizer.slots)]
-        self._read, self._write = tf.function(self._values_now), tf.function(partial(assign, self._variables))
+        self._read = tf.function(lambda: [tf.identity(variable) for variable in self._variables])
+        self._write = tf.function(partial(assign, self._variables))
         self._values: list[Any] = [self._read()] * ranks.count if before is None else before._values
-
-    def _values_now(self) -> list[Any]:
-        return [tf.identity(variable) for variable in self._variables]
 
     @contextmanager
     def having_the_model(self, rank: int) -> Iterator[LocalSteps]:
@@ -300,7 +276,7 @@ def train(config: Config, layout: Sequence[int]) -> Trained:
                 pass
             return None
         summary = Trainer(config, topology=Topology(world()), build=partial(build_ranks, ranks)).fit()
-        ranks.end()
+        ranks.all_do(None)
         return summary
 
     summary = simulated.run(body, ranks.count, list(layout))[0]

@@ -11,7 +11,7 @@ share as many cores. What the tuner picks from that profile is compared with the
 import argparse
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 import commlib
-from benchmarks.drawing.pages import with_block
+from benchmarks.drawing.pages import rewrite
 from benchmarks.drawing.style import PALETTE, docs_picture
 from benchmarks.throttled import bytes_per_second
 from commlib import REDUCERS, Communicator, Topology, make_reducer
@@ -53,6 +53,11 @@ class Cell:
         """Return the world ranks of every node."""
         ends = [sum(self.ranks_of_nodes[: node + 1]) for node in range(len(self.ranks_of_nodes))]
         return [range(end - count, end) for end, count in zip(ends, self.ranks_of_nodes, strict=True)]
+
+    @property
+    def profile(self) -> Profile:
+        """Return the profile of its cluster."""
+        return profiles()[self.gbit, sum(self.ranks_of_nodes)]
 
     @property
     def shape(self) -> str:
@@ -92,6 +97,7 @@ def gbit(rate: str) -> float:
     return bytes_per_second(rate) * 8 / 1e9
 
 
+gradients_of = cache(Gradients)  # those of a size are drawn once
 BenchCandidate = tuple[str, str | None]  # a reducer, and its codec if it takes one
 
 
@@ -130,11 +136,6 @@ def profiles() -> dict[tuple[float, int], Profile]:
     return {(gbit(rate), int(ranks)): Profile.load(path) for path, (*_, rate, ranks) in named.items()}
 
 
-def profile(cell: Cell) -> Profile:
-    """Return the profile of the cluster of a cell."""
-    return profiles()[cell.gbit, sum(cell.ranks_of_nodes)]
-
-
 # ------------------------------------------------------------- predictions
 
 
@@ -145,7 +146,7 @@ def options_of(cell: Cell, wire: str | None) -> dict[str, Any]:
 
 def closed_form(cell: Cell, subject: str, wire: str | None) -> float:
     """Return the seconds of a step by ``commlib.predict``, computing included."""
-    links = {"network": profile(cell).network, "speeds": profile(cell).speeds}
+    links = {"network": cell.profile.network, "speeds": cell.profile.speeds}
     return commlib.predict(subject, cell.nodes, cell.size, **links, **options_of(cell, wire)).seconds
 
 
@@ -155,37 +156,27 @@ def on_simulated_ranks(cell: Cell, subject: str, wire: str | None, cores: int) -
     def body(comm: Communicator) -> float:
         candidate = Candidate(subject, wire)
         reducers = {candidate: make_reducer(subject, Topology(comm), cell.size, **options_of(cell, wire))}
-        gradients = gradients_of(cell.size)
-        return interleave(comm, reducers, gradients, STEPS, WALL, unchecked=reducers)[
-            candidate
-        ].seconds.median
+        taken = interleave(comm, reducers, gradients_of(cell.size), STEPS, WALL, unchecked=reducers)
+        return taken[candidate].seconds.median
 
     ranks = list(cell.ranks_of_nodes)
-    return simulated.run(body, sum(ranks), ranks, profile(cell).network, cores=cores)[0]
-
-
-@cache
-def gradients_of(size: int) -> Gradients:
-    """Return the gradients that the bench uses."""
-    return Gradients(size)
+    return simulated.run(body, sum(ranks), ranks, cell.profile.network, cores=cores)[0]
 
 
 def predict(cores: int) -> Iterator[Comparison]:
     """Yield every reducer in every cell; simulated with plain values, at the rates of ``SIMULATED``."""
     for cell, subject, wire in sorted(measured(), key=lambda each: each[:2]):
-        if not REDUCERS[subject].sparse and cell.density != densities_of(cell)[0]:
-            continue  # the same measurement as at the first density
+        if not REDUCERS[subject].sparse and cell.density != largest_density(cell):
+            continue  # the same measurement as at that density
         is_simulated = wire in (None, "fp32") and (cell.gbit, cell.shape) in SIMULATED
         virtual = on_simulated_ranks(cell, subject, wire, cores) if is_simulated else None
         seconds = measured()[cell, subject, wire]
         yield Comparison(cell, subject, wire, seconds, closed_form(cell, subject, wire), virtual)
 
 
-def densities_of(cell: Cell) -> list[float]:
-    """Return the densities that were measured in the same case, the largest first."""
-    alike = (cell.gbit, cell.ranks_of_nodes, cell.size)
-    found = {row.density for row, _, _ in measured() if (row.gbit, row.ranks_of_nodes, row.size) == alike}
-    return sorted(found, reverse=True)
+def largest_density(cell: Cell) -> float:
+    """Return the largest density that was measured in a cell that is otherwise the same."""
+    return max(row.density for row, _, _ in measured() if replace(row, density=cell.density) == cell)
 
 
 # ------------------------------------------------------------- picks of the tuner
@@ -212,7 +203,7 @@ def picks() -> list[Pick]:
     last = {cell: run for cell, run in runs() if len({wire for _, wire in run if wire}) > 1}
     result = []
     for cell, run in sorted(last.items(), key=lambda each: each[0]):
-        choice = tuner.choose(profile(cell), cell.nodes, cell.size, cell.density)
+        choice = tuner.choose(cell.profile, cell.nodes, cell.size, cell.density)
         picked = (choice.reducer, choice.options.get("wire"))
         best = min(run, key=lambda each: run[each])
         result.append(Pick(cell, _named(*picked), _named(*best), run.get(picked), run[best]))
@@ -259,32 +250,17 @@ def _errors(given: Sequence[Comparison]) -> tuple[str, str, str]:
 
 def of_picks(given: Sequence[Pick]) -> str:
     """Return the table of the picks."""
-    rows = [
-        (
+    rows = []
+    for pick in given:
+        cell, seconds = pick.cell, pick.picked_seconds
+        row = (
             *(f"{cell.gbit:g}", cell.shape, f"{cell.size / 1e6:.3g} M", f"{100 * cell.density:g} %"),
-            *(f"`{pick.picked}`", ms(pick.picked_seconds) if pick.picked_seconds else "not measured"),
-            *(f"`{pick.best}`", ms(pick.best_seconds), f"{pick.ratio:.2f}"),
+            *(f"`{pick.picked}`", f"{1e3 * seconds:.0f}" if seconds else "not measured"),
+            *(f"`{pick.best}`", f"{1e3 * pick.best_seconds:.0f}", f"{pick.ratio:.2f}"),
         )
-        for pick in given
-        for cell in (pick.cell,)
-    ]
-    head = (
-        "Gbit/s",
-        "nodes × ranks",
-        "entries",
-        "density",
-        "picked",
-        "ms",
-        "fastest measured",
-        "ms",
-        "ratio",
-    )
-    return markdown(head, rows)
-
-
-def ms(seconds: float) -> str:
-    """Return whole milliseconds."""
-    return f"{1e3 * seconds:.0f}"
+        rows.append(row)
+    head = ["Gbit/s", "nodes × ranks", "entries", "density", "picked", "ms"]
+    return markdown([*head, "fastest measured", "ms", "ratio"], rows)
 
 
 def verdict(given: Sequence[Pick]) -> str:
@@ -300,11 +276,8 @@ def draw(given: Sequence[Comparison], path: Path) -> None:
         for axes, kind in zip(figure.subplots(1, 2, sharey=True), ("closed_form", "simulated"), strict=True):
             for subject, color in zip(REDUCERS, COLORS, strict=True):
                 own = [each for each in given if each.subject == subject and getattr(each, kind)]
-                measured_ms = [1e3 * each.measured for each in own]
-                predicted_ms = [1e3 * getattr(each, kind) for each in own]
-                axes.plot(
-                    measured_ms, predicted_ms, "o", color=color, markersize=3.5, label=subject, alpha=0.8
-                )
+                places = [(1e3 * each.measured, 1e3 * getattr(each, kind)) for each in own]
+                axes.plot(*zip(*places, strict=True), "o", color=color, ms=3.5, label=subject, alpha=0.8)
             ends = [4, 5000]
             axes.plot(ends, ends, color="black", linewidth=0.8)
             low, high = ([share * end for end in ends] for share in (0.75, 1.25))
@@ -341,18 +314,15 @@ def blocks() -> dict[str, str]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Predict, or write tables and pictures."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--predict", action="store_true", help="predict again, into benchmarks/results")
-    if parser.parse_args(arguments).predict:
+    if parser.parse_args().predict:
         source = cluster_records()[0]
         cores = json.loads(source.read_text().splitlines()[0])["machine"]["cores"]
         save(predict(cores), RESULTS / f"{source.name[:10]}-validation.json")
-    page = PAGE.read_text()
-    for name, text in blocks().items():
-        page = with_block(page, name, text)
-    PAGE.write_text(page)
+    rewrite(PAGE, blocks())
     draw(load(), PICTURES / "predicted.svg")
 
 

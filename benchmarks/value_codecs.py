@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.drawing.pages import with_block
+from benchmarks.drawing.pages import rewrite
 from commlib import SparseVector, select
 from commlib.vectors import Float32
 from commlib.wire import VALUE_CODECS, make_codec
@@ -78,4 +78,4 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_block(PAGE.read_text(), "value codecs", table()))
+    rewrite(PAGE, {"value codecs": table()})

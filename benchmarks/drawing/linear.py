@@ -45,7 +45,7 @@ def fastest(records: Sequence[Record], *, dense: bool) -> Record:
     )
 
 
-def tables(results: Results, folder: str) -> Iterator[str]:
+def tables(results: Results) -> Iterator[str]:
     """Yield the tables."""
     yield _as_in_the_paper(list(groups(results)))
     for own in groups(results):
@@ -94,20 +94,18 @@ def _times_of(record: Record) -> str:
 
 def drawn(results: Results) -> list[list[Record]]:
     """Return the cases of the picture."""
-    found = [own[0].case | {"records": own} for own in groups(results)]
-    shown = [each for each in found if each["solver"] == "sgd" and each["batch_size"] == ROWS_OF_RANK]
-    return [each["records"] for each in shown if "clock" not in each]
-
-
-def digest(results: Results) -> str:
-    """Return the fingerprint of what the picture shows."""
-    return fingerprint([each for own in drawn(results) for each in own])
+    return [
+        own
+        for own in groups(results)
+        for case in [own[0].case]
+        if (case["solver"], case["batch_size"]) == ("sgd", ROWS_OF_RANK) and "clock" not in case
+    ]
 
 
 def draw(results: Results, path: Path) -> None:
     """Write the picture of objectives against seconds: the best dense candidate, and the best sparse ones."""
     cases = drawn(results)
-    with picture(path, 3.4 * len(cases), 2.8, digest(results)) as figure:
+    with picture(path, 3.4 * len(cases), 2.8, fingerprint(sum(cases, []))) as figure:
         for axes, records in zip(figure.subplots(1, len(cases), squeeze=False)[0], cases, strict=True):
             sparse = sorted(
                 (each for each in records if each.subject not in DENSE), key=lambda each: each.seconds.median

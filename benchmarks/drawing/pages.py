@@ -3,14 +3,12 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import floor, log10
 from pathlib import Path
 
 from benchmarks.jobs import record_of
 from training.bench.record import Record
-from training.commands.printing import markdown
 
 NAMED = re.compile(r"\d{4}-\d{2}-\d{2}-(.+)\.jsonl")
 
@@ -31,11 +29,6 @@ class Results:
             raise ValueError(f"{path}: expected a name as 2026-11-21-reducers.jsonl")
         records = [record_of(json.loads(line)) for line in path.read_text().splitlines()]
         return cls(named[1], path, records)
-
-    @property
-    def fingerprint(self) -> str:
-        """Return a digest of the records, which their picture has among its metadata."""
-        return fingerprint(self.records)
 
     @property
     def source(self) -> str:
@@ -77,43 +70,21 @@ def with_block(page: str, name: str, text: str) -> str:
     return f"{before}{begin}{text}{end}{after}"
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table of a page: the text of its cells."""
-
-    name: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def markdown(self) -> str:
-        """Return the table as the page shows it."""
-        return markdown(self.head, self.rows)
-
-    def records(self) -> list[dict[str, str]]:
-        """Return an object a row."""
-        return [{"table": self.name, **dict(zip(self.head, row, strict=True))} for row in self.rows]
-
-
-def milliseconds(seconds: float) -> str:
-    """Return three digits, and more before the point where there are.
-
-    >>> milliseconds(0.0123456), milliseconds(1.5)
-    ('12.3', '1500')
-    """
-    return f"{seconds * 1e3:.{max(0, 2 - int(floor(log10(seconds * 1e3))))}f}"
+def rewrite(path: Path, blocks: Mapping[str, str]) -> None:
+    """Write a page again with these texts between its marks."""
+    page = path.read_text()
+    for name, text in blocks.items():
+        page = with_block(page, name, text)
+    path.write_text(page)
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page, from the top of the project.
-
-    ``tables(results, folder)``: its picture, which is in that folder, and its tables. ``measure``: the
-    command that measures them.
-    """
+    """A page of docs/ with tables of the records of a kind; ``measure``: the command that makes them."""
 
     path: str
     kind: str
-    tables: Callable[[Results, str], Iterator[str]]
+    tables: Callable[[Results], Iterator[str]]
     measure: str
 
     def with_measured(self, text: str, found: dict[str, Results]) -> str:
@@ -121,5 +92,5 @@ class Page:
         measured = f"Nothing has been measured yet: `{self.measure}` does.\n"
         if self.kind in found:
             link = found[self.kind].source.replace("](results/", "](../benchmarks/results/")
-            measured = "\n".join([link, *self.tables(found[self.kind], "../benchmarks/")])
+            measured = "\n".join([link, *self.tables(found[self.kind])])
         return with_block(text, "measured", f"\n{measured}\n")

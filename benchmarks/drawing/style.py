@@ -1,12 +1,11 @@
 """The style of all pictures: colours, legends, and numbers above bars."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import matplotlib
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -58,11 +57,10 @@ def docs_picture(path: Path, width: float, height: float) -> Iterator[Figure]:
         figure.tight_layout()
 
 
-def name_rows(rows: npt.NDArray[Any], names: Sequence[str]) -> None:
-    """Label the y axis of the first axes of each row."""
-    for axes, name in zip(rows[:, 0], names, strict=True):
-        axes.set_ylabel(name)
-        axes.margins(y=0.1)  # for the numbers above the bars
+def name_row(axes: Axes, name: str) -> None:
+    """Label the y axis of the first axes of a row of bars."""
+    axes.set_ylabel(name)
+    axes.margins(y=0.1)  # for the numbers above the bars
 
 
 def legend(figure: Figure, colors: Mapping[str, str]) -> None:

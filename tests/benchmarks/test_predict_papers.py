@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import predict_papers
 from benchmarks.drawing.pages import with_block
-from benchmarks.papers import (
+from benchmarks.predict_papers import (
     ALGORITHMS,
     HITOPKCOMM,
     OKTOPK,
@@ -18,8 +18,8 @@ from benchmarks.papers import (
     fits,
     gains,
     messages,
+    tables,
 )
-from benchmarks.predict_papers import tables
 from commlib import REDUCERS, Network
 
 PAGE = predict_papers.PAGE.read_text()

@@ -16,7 +16,7 @@ from commlib.tuning.probe import Gradients
 from tests.launching import ROOT, mpirun, run, tail
 from tests.test_cluster import commands, skip_where_no_cluster_can_be_made
 from training.bench.record import Record
-from training.bench.reducers import Options, Plan
+from training.bench.reducers import Plan
 
 # ------------------------------------------------------------- beside all-reduces, on simulated ranks
 
@@ -51,8 +51,8 @@ def simulated_allreduces(monkeypatch):
 
 def measured(**given) -> list[Record]:
     """Return rank 0's records of simulated ranks that are taken for real ones, two a node."""
-    asked = Options(**{"size": 3001, "steps": 2, "ranks_per_node": 2} | given)
-    return simulated.run(lambda comm: list(measure(Plan.of(asked, comm))), 4)[0]
+    asked = {"size": 3001, "steps": 2, "ranks_per_node": 2} | given
+    return simulated.run(lambda comm: list(measure(Plan(comm, **asked))), 4)[0]
 
 
 def test_a_reducer_is_beside_all_all_reduces_and_the_peer_is_the_faster_one(simulated_allreduces):
@@ -128,9 +128,9 @@ def test_memory_is_counted_a_rank_and_without_what_the_transport_copies():
 
 def test_no_reducer_holds_more_than_four_dense_vectors():
     """At density 0.01 on eight ranks, residual and result included."""
-    list(reducers.memory(Plan.of(Options(size=2000), None)))  # kernels are compiled, which takes memory too
+    list(reducers.memory(Plan(size=2000)))  # kernels are compiled, which takes memory too
     # Long enough for the selectors' histograms, 64 KiB whatever the size, not to count.
-    found = list(reducers.memory(Plan.of(Options(size=300_000), None)))
+    found = list(reducers.memory(Plan(size=300_000)))
     assert [each.name for each, _ in found] == list(REDUCERS)
     assert all(1 <= vectors <= 4 for _, vectors in found), found
 

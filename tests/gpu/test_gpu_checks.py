@@ -33,12 +33,10 @@ def test_without_a_gpu_one_line_says_what_is_missing(script, capsys):
 def test_ranks_that_are_connected_by_pipes_see_the_bits_of_simulated_ones(script):
     """All that the ranks of NCCL do, in host memory: what travels is short enough for a pipe."""
     ranks, sizes, out = 3, (1, 500), queue.Queue()
-    ends = script.connected(ranks)
+    pipes = script.connected(ranks)
     threads = [
         threading.Thread(
-            target=lambda rank: script.check(
-                script.Pipes(ends[rank], "world", rank, range(ranks)), sizes, out
-            ),
+            target=lambda rank: script.check(script.Pipes(pipes, rank, range(ranks)), sizes, out),
             args=(rank,),
         )
         for rank in range(ranks)

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,17 +53,31 @@ class Setting:
         for each in count(epoch):
             yield from cache.batches(order, CROP, 0, 1, each)
 
-    def reading(self, cache: Callable[[], DataCache], batches: int) -> Run:
-        """Return runs that read so many batches."""
-        return lambda epoch: sum(len(each.labels) for each in islice(self.batches(cache(), epoch), batches))
+    def read(self, cache: DataCache, batches: int, epoch: int) -> int:
+        """Read so many batches; return how many samples they have."""
+        return sum(len(each.labels) for each in islice(self.batches(cache, epoch), batches))
+
+    def uncached(self, epoch: int) -> int:
+        """Read the first batches from storage."""
+        return self.read(self.cache(), STORED_BATCHES, epoch)
 
     def first_epoch(self, epoch: int) -> int:
         """Read the first batches through a cache whose folders are empty."""
         with temporary_levels() as dirs:
             cache = self.cache(dirs)
-            taken = self.reading(lambda: cache, STORED_BATCHES)(epoch)
+            taken = self.read(cache, STORED_BATCHES, epoch)
             cache.close()
         return taken
+
+    @property
+    def cached_batches(self) -> int:
+        """Return how many batches a run reads from the levels."""
+        return QUICK_BATCHES if self.quick else CACHED_BATCHES
+
+    @property
+    def runs(self) -> int:
+        """Return how many runs count."""
+        return QUICK_RUNS if self.quick else RUNS
 
 
 @contextmanager
@@ -92,15 +107,13 @@ def measure(setting: Setting, more: Mapping[str, Run] | None = None) -> Iterator
     cached = setting.cache(setting.dirs)
     cached.fill()
     _check(setting, cached)
-    uncached = setting.reading(setting.cache, STORED_BATCHES)
     reading = {
-        LEVELS: setting.reading(lambda: cached, QUICK_BATCHES if setting.quick else CACHED_BATCHES),
-        STORAGE: uncached,
+        LEVELS: partial(setting.read, cached, setting.cached_batches),
+        STORAGE: setting.uncached,
         **(more or {}),
     }
-    first: dict[str, Run] = {FIRST: setting.first_epoch, FIRST_UNCACHED: uncached}
-    runs = QUICK_RUNS if setting.quick else RUNS
-    seconds = seconds_a_sample(reading, runs) | seconds_a_sample(first, runs)
+    first: dict[str, Run] = {FIRST: setting.first_epoch, FIRST_UNCACHED: setting.uncached}
+    seconds = seconds_a_sample(reading, setting.runs) | seconds_a_sample(first, setting.runs)
     pairs = [(LEVELS, peer) for peer in reading if peer != LEVELS] + [(FIRST, FIRST_UNCACHED)]
     for subject, peer in pairs:
         yield record(setting, subject, seconds[subject]).beside(peer, seconds[peer])

@@ -115,6 +115,17 @@ def cache_bytes() -> int:
     return max((int(size[:-1]) * units[size[-1]] for size in sizes), default=USUAL_CACHE_BYTES)
 
 
+def busiest(ranks: Iterable[LinkBytes]) -> LinkBytes:
+    """Return the bytes of the rank that sends most between nodes, else inside."""
+    return max(ranks, key=lambda sent: (sent.inter, sent.intra))
+
+
+def median_bytes(steps: Sequence[LinkBytes]) -> LinkBytes:
+    """Return the medians over steps."""
+    intra, inter = ([getattr(each, link) for each in steps] for link in ("intra", "inter"))
+    return LinkBytes(statistics.median_low(intra), statistics.median_low(inter))
+
+
 # ---- Records ----
 
 

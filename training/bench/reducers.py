@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, partial
 from operator import attrgetter
-from statistics import fmean, median, median_low
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from commlib.transport.mpi import WORLD_SIZES
 from commlib.tuning.probe import Gradients
 from commlib.vectors import Float32
 from commlib.wire import make_codec
-from training.bench.record import Record, Seconds, WrongResult, report
+from training.bench.record import Record, Seconds, WrongResult, busiest, median_bytes, report
 from training.commands.printing import Table, milliseconds, times
 from training.process.job import all_or_exit, as_rank, usage_error
 
@@ -33,6 +33,12 @@ SIZE, QUICK_SIZE = 1_000_000, 100_000
 STEPS, WARM_UP_STEPS = 5, 2
 DENSITY = 0.01
 RANKS, RANKS_PER_NODE = 8, 4  # simulated
+VIRTUAL, WALL = "virtual", "wall"
+# The clock of simulated ranks, and that of real ones, where a barrier ends a step.
+CLOCKS = {
+    VIRTUAL: "of the messages, as the α-β model predicts, slowest rank",
+    WALL: "from barrier to barrier, slowest rank",
+}
 BASELINE = "dense"
 NOTHING = "–"
 LINKS = ("intra", "inter")
@@ -65,13 +71,118 @@ class Candidate:
         return constructor(topology, size, **options)
 
 
-@dataclass(frozen=True)
-class Options:
-    """The command's options; ``None`` and empty sequences stand for the defaults.
+# ---- Steps ----
 
-    ``wires``: codecs of sparse reducers. Links: of simulated ranks and of the cost model.
+
+@dataclass(frozen=True)
+class Measurement:
+    """The seconds of a step of one reducer on the slowest rank, and its reports, ``[step][rank]``."""
+
+    seconds: Seconds
+    reports: Sequence[Sequence[Report]]
+
+    @property
+    def entries(self) -> dict[str, int]:
+        """Return the entries selected, on the average rank, and applied."""
+        return {name: round(self._over_steps(name, fmean)) for name in ("selected", "applied")}
+
+    @property
+    def stages(self) -> dict[str, dict[str, float]]:
+        """Return the seconds of each stage by the transport's clock: minimum, mean and maximum over ranks."""
+        over: dict[str, Callable[[Sequence[float]], float]] = {"min": min, "mean": fmean, "max": max}
+        return {
+            stage.name: {name: self._over_steps(f"seconds.{stage.name}", each) for name, each in over.items()}
+            for stage in fields(StageSeconds)
+        }
+
+    def _over_steps(self, name: str, over_ranks: Callable[[Sequence[float]], float]) -> float:
+        read = attrgetter(name)
+        return median(over_ranks(list(map(read, ranks))) for ranks in self.reports)
+
+
+def interleave(
+    comm: Communicator,
+    reducers: Mapping[Candidate, Reducer],
+    gradients: Gradients,
+    steps: range,
+    clock: str,
+    *,
+    unchecked: Collection[Candidate] = (),
+) -> dict[Candidate, Measurement]:
+    """Reduce the gradient of each step with each reducer; return the measurements of ``steps``. Collective.
+
+    The steps before ``steps.start`` are the warm-up. The first result is checked but for ``unchecked``.
+    """
+    taken: dict[Candidate, list[tuple[float, Report]]] = {candidate: [] for candidate in reducers}
+    for number in range(steps.stop):
+        gradient = gradients.of(comm.rank, number)
+        for candidate, reducer in reducers.items():
+            comm.barrier()
+            start = comm.now()
+            mean = reducer.reduce(gradient)
+            if clock == WALL:
+                comm.barrier()
+            seconds = comm.now() - start
+            if number == 0 and candidate not in unchecked:
+                check_first_step(str(candidate), comm, reducer, mean, gradients)
+            if number in steps:
+                assert reducer.last is not None
+                taken[candidate].append((seconds, reducer.last))
+    measured = {}
+    for candidate, own in taken.items():
+        of_steps = list(zip(*comm.allgather_objects(own), strict=True))
+        slowest = Seconds.of([max(seconds for seconds, _ in ranks) for ranks in of_steps])
+        measured[candidate] = Measurement(slowest, [[report for _, report in ranks] for ranks in of_steps])
+    return measured
+
+
+def check_first_step(
+    name: str, comm: Communicator, reducer: Reducer, mean: Float32, gradients: Gradients
+) -> None:
+    """Raise :class:`WrongResult` on all ranks where step 0 lost something or the ranks disagree.
+
+    ``P·mean + Σ residual = Σ gradients``, with no residual for dense reducers, is compared on rank 0.
+    """
+    disagreeing = differing(comm.allgather_ints([digest([mean.tobytes()])])[:, 0])
+    problem = f"ranks {disagreeing} hold another mean than rank 0" if disagreeing else ""
+    residuals = _sum_on_root(comm, reducer.residual)
+    if residuals is not None and not problem:
+        accounted = residuals + comm.size * mean.astype(np.float64)
+        expected, magnitudes = gradients.sum_of(comm.size)
+        # Each entry is added P times, divided once and multiplied once, each time rounded to float32 of at
+        # most the sum of the magnitudes.
+        allowed = (comm.size + 2) * FLOAT32_ROUNDING * magnitudes
+        if wrong := np.count_nonzero(~(np.abs(accounted - expected) <= allowed)):  # ~: a NaN is wrong, too
+            of = f"{wrong} of {gradients.size} entries"
+            problem = f"P·mean + Σ residual differs from Σ gradients in {of}"
+    if problem := comm.allgather_objects(problem)[0]:
+        raise WrongResult(f"{name}: {problem}")
+
+
+def _sum_on_root(comm: Communicator, vector: Float32) -> npt.NDArray[np.float64] | None:
+    """Return the sum over ranks in float64, on rank 0; nothing on the others."""
+    if comm.rank != 0:
+        comm.send(vector, 0).wait()
+        return None
+    total, arriving = vector.astype(np.float64), np.empty_like(vector)
+    for source in range(1, comm.size):
+        comm.receive(arriving, source).wait()
+        total += arriving
+    return total
+
+
+# ---- The command ----
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A bench on the ranks of ``comm``, or on simulated ranks without it.
+
+    ``None`` and empty sequences stand for the defaults. ``wires``: codecs of sparse reducers. Links: of
+    simulated ranks and of the cost model.
     """
 
+    comm: Communicator | None = None
     ranks: int | None = None
     ranks_per_node: int | None = None
     size: int | None = None
@@ -98,6 +209,8 @@ class Options:
         if self.wires and not any(each.sparse for each in self.candidates()):
             raise InvalidArgument(f"--wire: expected a sparse --reducer, got {', '.join(self.reducers)}")
         _ = self.network
+        if self.comm is not None and self.ranks not in (None, self.comm.size):
+            raise InvalidArgument(f"-np: expected the {self.comm.size} ranks of this job, got {self.ranks}")
 
     @property
     def network(self) -> Network:
@@ -112,194 +225,26 @@ class Options:
             for wire in (self.wires if REDUCERS[name].sparse else ()) or (None,):
                 yield Candidate(name, wire)
 
-
-# ---- Steps ----
-
-
-@dataclass(frozen=True)
-class Clock:
-    """The clock of a transport; a step takes as long as its slowest rank. A barrier ``closes`` a step."""
-
-    name: str
-    closes: bool
-    meaning: str
-
-
-VIRTUAL = Clock("virtual", False, "of the messages, as the α-β model predicts, slowest rank")
-WALL = Clock("wall", True, "from barrier to barrier, slowest rank")
-CLOCKS = {clock.name: clock for clock in (VIRTUAL, WALL)}
-
-
-@dataclass(frozen=True)
-class Step:
-    """One call of ``reduce`` on one rank."""
-
-    seconds: float
-    report: Report
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """The steps of one reducer, ``[step][rank]``."""
-
-    steps: Sequence[Sequence[Step]]
-
     @property
-    def seconds(self) -> Seconds:
-        """Return the seconds of the steps."""
-        return Seconds.of([max(rank.seconds for rank in step) for step in self.steps])
-
-    @property
-    def bytes(self) -> LinkBytes:
-        """Return the bytes of the rank that sends most between nodes, else inside."""
-        return _median_bytes([max(sent, key=lambda each: (each.inter, each.intra)) for sent in self._sent()])
-
-    @property
-    def bytes_of_all_ranks(self) -> LinkBytes:
-        """Return the bytes that all ranks send together."""
-        return _median_bytes([sum(sent, LinkBytes()) for sent in self._sent()])
-
-    @property
-    def entries(self) -> dict[str, int]:
-        """Return the entries selected, on the average rank, and applied."""
-        return {name: round(self._over_steps(name, fmean)) for name in ("selected", "applied")}
-
-    @property
-    def stages(self) -> dict[str, dict[str, float]]:
-        """Return the seconds of each stage by the transport's clock: minimum, mean and maximum over ranks."""
-        over: dict[str, Callable[[Sequence[float]], float]] = {"min": min, "mean": fmean, "max": max}
-        return {
-            stage.name: {name: self._over_steps(f"seconds.{stage.name}", each) for name, each in over.items()}
-            for stage in fields(StageSeconds)
-        }
-
-    def _sent(self) -> list[list[LinkBytes]]:
-        return [[rank.report.traffic.sent for rank in step] for step in self.steps]
-
-    def _over_steps(self, name: str, over_ranks: Callable[[Sequence[float]], float]) -> float:
-        read = attrgetter(name)
-        return median(over_ranks([read(rank.report) for rank in step]) for step in self.steps)
-
-
-def _median_bytes(steps: Sequence[LinkBytes]) -> LinkBytes:
-    return LinkBytes(*(median_low(getattr(each, link) for each in steps) for link in LINKS))
-
-
-def interleave(
-    comm: Communicator,
-    reducers: Mapping[Candidate, Reducer],
-    gradients: Gradients,
-    steps: range,
-    clock: Clock,
-    *,
-    unchecked: Collection[Candidate] = (),
-) -> dict[Candidate, Measurement]:
-    """Reduce the gradient of each step with each reducer; return the measurements of ``steps``. Collective.
-
-    The steps before ``steps.start`` are the warm-up. The first result is checked but for ``unchecked``.
-    """
-    taken: dict[Candidate, list[Step]] = {candidate: [] for candidate in reducers}
-    for number in range(steps.stop):
-        gradient = gradients.of(comm.rank, number)
-        for candidate, reducer in reducers.items():
-            comm.barrier()
-            start = comm.now()
-            mean = reducer.reduce(gradient)
-            if clock.closes:
-                comm.barrier()
-            seconds = comm.now() - start
-            if number == 0 and candidate not in unchecked:
-                check_first_step(str(candidate), comm, reducer, mean, gradients)
-            if number in steps:
-                assert reducer.last is not None
-                taken[candidate].append(Step(seconds, reducer.last))
-    reported = {candidate: comm.allgather_objects(own) for candidate, own in taken.items()}
-    return {name: Measurement(list(zip(*each, strict=True))) for name, each in reported.items()}
-
-
-def check_first_step(
-    name: str, comm: Communicator, reducer: Reducer, mean: Float32, gradients: Gradients
-) -> None:
-    """Raise :class:`WrongResult` on all ranks where step 0 lost something or the ranks disagree.
-
-    ``P·mean + Σ residual = Σ gradients``, with no residual for dense reducers, is compared on rank 0.
-    """
-    disagreeing = differing(comm.allgather_ints([digest([mean.tobytes()])])[:, 0])
-    problem = f"ranks {disagreeing} hold another mean than rank 0" if disagreeing else ""
-    residuals = _sum_on_root(comm, reducer.residual)
-    if residuals is not None and not problem:
-        problem = _loss(residuals + comm.size * mean.astype(np.float64), comm.size, gradients)
-    if problem := comm.allgather_objects(problem)[0]:
-        raise WrongResult(f"{name}: {problem}")
-
-
-def _sum_on_root(comm: Communicator, vector: Float32) -> npt.NDArray[np.float64] | None:
-    """Return the sum over ranks in float64, on rank 0; nothing on the others."""
-    if comm.rank != 0:
-        comm.send(vector, 0).wait()
-        return None
-    total, arriving = vector.astype(np.float64), np.empty_like(vector)
-    for source in range(1, comm.size):
-        comm.receive(arriving, source).wait()
-        total += arriving
-    return total
-
-
-def _loss(accounted: npt.NDArray[np.float64], world_size: int, gradients: Gradients) -> str:
-    """Return the fault of ``P·mean + Σ residual`` of step 0, an empty text if there is none."""
-    expected, magnitudes = gradients.sum_of(world_size)
-    # Each entry is added P times, divided once and multiplied once, each time rounded to float32 of at most
-    # the sum of the magnitudes.
-    allowed = (world_size + 2) * FLOAT32_ROUNDING * magnitudes
-    wrong = int(np.count_nonzero(~(np.abs(accounted - expected) <= allowed)))  # ~: a NaN is wrong, too
-    if not wrong:
-        return ""
-    return f"P·mean + Σ residual differs from Σ gradients in {wrong} of {gradients.size} entries"
-
-
-# ---- The command ----
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A bench with ``options`` on the ranks of ``comm``, or on simulated ranks without it."""
-
-    options: Options
-    comm: Communicator | None
-
-    @classmethod
-    def of(cls, options: Options, comm: Communicator | None) -> "Plan":
-        """Return the plan; ``InvalidArgument`` if other ranks are asked for than those of the job."""
-        if comm is not None and options.ranks not in (None, comm.size):
-            raise InvalidArgument(f"-np: expected the {comm.size} ranks of this job, got {options.ranks}")
-        return cls(options, comm)
-
-    @property
-    def clock(self) -> Clock:
-        """Return the wall clock of real ranks, the virtual clock of simulated ones."""
+    def clock(self) -> str:
+        """Return the name of the ranks' clock."""
         return VIRTUAL if self.comm is None else WALL
 
     def run(self, function: Callable[[Communicator], Any]) -> Any:
         """Call a function on all ranks; return rank 0's result, or on real ranks each its own."""
         if self.comm is not None:
             return function(self.comm)
-        options, own = self.options, self.options.ranks_per_node or RANKS_PER_NODE
-        return simulated.run(function, options.ranks or RANKS, own, options.network)[0]
+        ranks, own = self.ranks or RANKS, self.ranks_per_node or RANKS_PER_NODE
+        return simulated.run(function, ranks, own, self.network)[0]
 
     def topology(self, comm: Communicator) -> Topology:
         """Return the nodes of the ranks."""
-        own = self.options.ranks_per_node
-        return Topology(comm, own or (RANKS_PER_NODE if self.comm is None else None))
+        return Topology(comm, self.ranks_per_node or (RANKS_PER_NODE if self.comm is None else None))
 
     @cached_property
     def gradients(self) -> Gradients:
         """Return the gradients of all steps."""
-        return Gradients(self.options.size or (QUICK_SIZE if self.options.quick else SIZE))
-
-    @property
-    def steps(self) -> range:
-        """Return the steps that count, after the warm-up."""
-        return range(WARM_UP_STEPS, WARM_UP_STEPS + (self.options.steps or STEPS))
+        return Gradients(self.size or (QUICK_SIZE if self.quick else SIZE))
 
     def interleave(
         self, candidates: Iterable[Candidate], unchecked: Collection[Candidate] = ()
@@ -307,10 +252,10 @@ class Plan:
         """Return the ranks of each node, and what was measured of each candidate."""
 
         def body(comm: Communicator) -> tuple[Nodes, dict[Candidate, Measurement]]:
-            topology = self.topology(comm)
-            size, density = self.gradients.size, self.options.density
-            reducers = {each: each.make(topology, size, density) for each in candidates}
-            taken = interleave(comm, reducers, self.gradients, self.steps, self.clock, unchecked=unchecked)
+            topology, size = self.topology(comm), self.gradients.size
+            reducers = {each: each.make(topology, size, self.density) for each in candidates}
+            steps = range(WARM_UP_STEPS, WARM_UP_STEPS + (self.steps or STEPS))
+            taken = interleave(comm, reducers, self.gradients, steps, self.clock, unchecked=unchecked)
             return topology.nodes, taken
 
         found: tuple[Nodes, dict[Candidate, Measurement]] = self.run(body)
@@ -320,20 +265,19 @@ class Plan:
         """Return the record of a candidate; ``case``: further keys of its case."""
         own = {
             "size": self.gradients.size,
-            "density": self.options.density if candidate.sparse else None,
+            "density": self.density if candidate.sparse else None,
             "wire": candidate.wire,
             "ranks_of_nodes": [len(node) for node in nodes],
-            "clock": self.clock.name,
-            "warm_up_steps": self.steps.start,
+            "clock": self.clock,
+            "warm_up_steps": WARM_UP_STEPS,
             **case,
-            "quick": self.options.quick,
+            "quick": self.quick,
         }
-        more = {
-            "bytes_of_all_ranks": asdict(taken.bytes_of_all_ranks),
-            "entries": taken.entries,
-            "stages": taken.stages,
-        }
-        return Record("reducers", own, candidate.name, taken.seconds, bytes=taken.bytes, more=more)
+        sent = [[rank.traffic.sent for rank in ranks] for ranks in taken.reports]
+        together = median_bytes([sum(ranks, LinkBytes()) for ranks in sent])
+        most = median_bytes([busiest(ranks) for ranks in sent])
+        more = {"bytes_of_all_ranks": asdict(together), "entries": taken.entries, "stages": taken.stages}
+        return Record("reducers", own, candidate.name, taken.seconds, bytes=most, more=more)
 
 
 def has_ranks() -> bool:
@@ -345,21 +289,21 @@ def bench(as_json: bool, **options: Any) -> int:
     """Print the records of all reducers, on rank 0, and return the exit status."""
     if not has_ranks():
         try:
-            plan = Plan.of(Options(**options), None)
+            plan = Plan(**options)
         except ValueError as error:
             usage_error(str(error))
-        return report([measure(plan)], as_json=as_json, show=_show)
+        return report([measure(plan)], as_json=as_json, show=show)
     with as_rank() as comm:
-        plan = all_or_exit(comm, lambda: Plan.of(Options(**options), comm))
-        return report([measure(plan)], as_json=as_json, show=_show, comm=comm)
+        plan = all_or_exit(comm, lambda: Plan(comm, **options))
+        return report([measure(plan)], as_json=as_json, show=show, comm=comm)
 
 
 def measure(plan: Plan) -> Iterator[Record]:
     """Yield the record of one reducer after the other, each beside dense."""
     peer = Candidate(BASELINE)
-    for candidate in plan.options.candidates():
+    for candidate in plan.candidates():
         nodes, taken = plan.interleave(dict.fromkeys((candidate, peer)))
-        record = plan.record(candidate, nodes, taken[candidate], network=asdict(plan.options.network))
+        record = plan.record(candidate, nodes, taken[candidate], network=asdict(plan.network))
         record = replace(record, more=record.more | {"prediction": _prediction(plan, candidate, nodes)})
         yield record if peer == candidate else record.beside(peer.name, taken[peer].seconds)
 
@@ -369,9 +313,9 @@ def _prediction(plan: Plan, candidate: Candidate, nodes: Nodes) -> dict[str, Any
     reducer = REDUCERS.get(candidate.name)
     if reducer is None or reducer.cost is None:
         return None
-    density = plan.options.density if candidate.sparse else None
+    density = plan.density if candidate.sparse else None
     wire: dict[str, Any] = {"wire": candidate.wire} if candidate.wire else {}
-    found = predict(candidate.name, nodes, plan.gradients.size, density, plan.options.network, **wire)
+    found = predict(candidate.name, nodes, plan.gradients.size, density, plan.network, **wire)
     seconds = {"intra": found.intra, "inter": found.inter, "seconds": found.seconds}
     return seconds | {"sent": asdict(found.sent)}
 
@@ -379,14 +323,15 @@ def _prediction(plan: Plan, candidate: Candidate, nodes: Nodes) -> dict[str, Any
 # ---- The table ----
 
 
-def _show(records: list[Record]) -> None:
+def show(records: Sequence[Record]) -> None:
+    """Print the table of records."""
     table_of(records).print()
 
 
 def table_of(records: Sequence[Record]) -> Table:
     """Return the table of records of one size and the same ranks: a line a reducer."""
     first = records[0]
-    case, clock = first.case, CLOCKS[first.case["clock"]]
+    case, clock = first.case, first.case["clock"]
     header = ["reducer", "density", "ms", f"× {BASELINE}", "intra\nms", "inter\nms", "predicted\nms"]
     header += ["sent intra\nkB", "sent inter\nkB", "selected\nentries", "applied\nentries"]
     links = [
@@ -394,12 +339,12 @@ def table_of(records: Sequence[Record]) -> Table:
         for each, where in zip(case["network"].values(), ("inside nodes", "between them"), strict=True)
     ]
     notes = [
-        f"ms: {clock.meaning}; median of {first.seconds.runs} steps. × {BASELINE}: how many times as fast.",
+        f"ms: {CLOCKS[clock]}; median of {first.seconds.runs} steps. × {BASELINE}: how many times as fast.",
         f"predicted: by the cost model, messages only. Links: {', '.join(links)}.",
         "sent: payload of the busiest rank",
     ]
     nodes, quick = case["ranks_of_nodes"], "  (quick)" if case["quick"] else ""
-    title = f"{case['size']:,} entries, {sum(nodes)} ranks on {len(nodes)} nodes, clock: {clock.name}{quick}"
+    title = f"{case['size']:,} entries, {sum(nodes)} ranks on {len(nodes)} nodes, clock: {clock}{quick}"
     return Table(title, header, [_row(record) for record in records], notes)
 
 

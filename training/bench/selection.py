@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from commlib import SELECTORS, SparseVector
+from commlib import SELECTORS
 from commlib.arrays import compiled
 from commlib.density import check_density, entries
 from commlib.errors import InvalidArgument
@@ -30,7 +30,6 @@ LAWS: dict[str, Callable[[np.random.Generator, int], npt.NDArray[np.float64]]] =
 STATES = {"reused": {"state": "reused threshold"}}
 
 Candidate = Callable[[Float32], Any]
-Order = npt.NDArray[np.int64]
 
 
 def bench(as_json: bool, *, sizes: Sequence[int], densities: Sequence[float], quick: bool) -> int:
@@ -50,16 +49,15 @@ def measure(sizes: Sequence[int], densities: Sequence[float], quick: bool) -> It
         for law in LAWS:
             vector = LAWS[law](np.random.default_rng(SEED), size).astype(np.float32)
             inputs = rotations(vector)
-            order = ranking(inputs[0], max(entries(density, size) for density in densities))
             for density in densities:
                 k = entries(density, size)
                 case = {"size": size, "density": density, "k": k, "input": law, "inputs": len(inputs)}
-                yield _measure_case(case | {"quick": quick}, inputs, order[:k])
+                yield _measure_case(case | {"quick": quick}, inputs)
 
 
-def _measure_case(case: dict[str, Any], inputs: Sequence[Float32], largest: Order) -> list[Record]:
-    k = len(largest)
-    subjects: dict[str, Candidate] = {name: _checked(name, inputs[0], largest) for name in SELECTORS}
+def _measure_case(case: dict[str, Any], inputs: Sequence[Float32]) -> list[Record]:
+    k = case["k"]
+    subjects = {name: _checked(name, k, inputs[0]) for name in SELECTORS}
     peers = {name: find(k) for name, find in PEERS.items()}
     found = {name: peer for name, peer in peers.items() if not isinstance(peer, str)}
     seconds = alternate(subjects | found, inputs, QUICK_RUNS if case["quick"] else RUNS)
@@ -79,22 +77,17 @@ def records_of(
     ]
 
 
-def _checked(name: str, vector: Float32, largest: Order) -> Candidate:
+def _checked(name: str, k: int, vector: Float32) -> Candidate:
     """Return a selector whose third result, in the state that is timed, was right."""
     selector = make_selector(name)
     for _ in range(WARM_UP_RUNS):
-        selector.select(vector, len(largest))
-    check_selection(name, vector, largest, selector.select(vector, len(largest)))
-    return lambda given: selector.select(given, len(largest))
+        selector.select(vector, k)
+    selected = selector.select(vector, k)
+    check_selection(name, k, vector, selected.indices_or_range, selected.values)
+    return lambda given: selector.select(given, k)
 
 
 # ---- Checks ----
-
-
-def ranking(vector: Float32, k: int) -> Order:
-    """Return the indices of the ``k`` largest magnitudes, the largest first, ties by lowest index."""
-    order: Order = np.argsort(-np.abs(vector.astype(np.float64)), kind="stable")[:k]
-    return order.copy()
 
 
 class Promise(NamedTuple):
@@ -111,33 +104,28 @@ class Promise(NamedTuple):
 INEXACT = {"gaussian": Promise(0.75, 2), "reused": Promise(0.5, 2), "bucketed": Promise(1, 1, bucket=512)}
 
 
-def check_selection(name: str, vector: Float32, largest: Order, selected: SparseVector) -> None:
-    """Raise :class:`WrongResult` where ``selected`` breaks the promise of the selector ``name``.
+def check_selection(name: str, k: int, vector: Any, indices: Any, values: Any, arrays: Any = np) -> None:
+    """Raise :class:`WrongResult` where the entries break the promise of the selector ``name``.
 
-    ``largest``: the ``ranking`` of ``vector``, ``k`` long, which exact selectors select.
+    ``arrays``: the module of the arrays, NumPy or CuPy.
     """
-    if not np.array_equal(vector[selected.indices_or_range], selected.values):
+    least, most, bucket = INEXACT.get(name, Promise(1, 1))
+    if not least * k <= len(indices) <= most * k:
+        raise WrongResult(f"{name}: expected {least * k:g} to {most * k:g} entries, got {len(indices)}")
+    if bool((indices[1:] <= indices[:-1]).any()):
+        raise WrongResult(f"{name}: expected ascending indices, got others")
+    if not bool((vector[indices].astype(np.float32) == values).all()):
         raise WrongResult(f"{name}: expected values of the vector at their indices, got others")
-    if name in INEXACT:
-        _check_inexact(name, vector, len(largest), selected)
-    elif not np.array_equal(np.sort(largest), selected.indices_or_range):
-        k, others = len(largest), len(np.setdiff1d(selected.indices_or_range, largest))
-        found = f"{selected.nnz} entries, {others} of them others"
-        raise WrongResult(f"{name}: expected the {k} largest entries, got {found}")
-
-
-def _check_inexact(name: str, vector: Float32, k: int, selected: SparseVector) -> None:
-    least, most, bucket = INEXACT[name]
-    if not least * k <= selected.nnz <= most * k:
-        raise WrongResult(f"{name}: expected {least * k:g} to {most * k:g} entries, got {selected.nnz}")
     bucket = bucket or len(vector)
-    magnitudes, starts = np.abs(vector), np.arange(0, len(vector), bucket)
-    is_selected = np.zeros(len(vector), bool)
-    is_selected[selected.indices_or_range] = True
-    left_out = np.maximum.reduceat(np.where(is_selected, 0, magnitudes), starts)
-    smallest = np.minimum.reduceat(np.where(is_selected, magnitudes, np.inf), starts)
-    if wrong := int(np.count_nonzero(left_out > smallest)):
-        text = f"expected the largest of every {bucket} entries, got smaller ones in {wrong} of {len(starts)}"
+    left_out, selected = arrays.abs(vector), arrays.full(len(vector), np.inf, np.float32)
+    left_out[indices], selected[indices] = 0, arrays.abs(values)
+    beyond = (0, -len(vector) % bucket)
+    largest = arrays.pad(left_out, beyond).reshape(-1, bucket).max(axis=1)
+    smallest = arrays.pad(selected, beyond, constant_values=np.inf).reshape(-1, bucket).min(axis=1)
+    if wrong := int((largest > smallest).sum()):
+        text = (
+            f"expected the largest of every {bucket} entries, got smaller ones in {wrong} of {len(largest)}"
+        )
         raise WrongResult(f"{name}: {text}")
 
 

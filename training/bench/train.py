@@ -1,14 +1,14 @@
 """``cloudtrain bench train``: seconds of whole training steps with each reducer, on the ranks of this job."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from itertools import count
-from statistics import fmean, median, median_low
+from statistics import fmean, median
 from typing import Any
 
 from commlib import LinkBytes, Report, Topology
 from commlib.reducers import StageSeconds
-from training.bench.record import Record, Seconds, against_baseline, report
+from training.bench.record import Record, Seconds, against_baseline, busiest, median_bytes, report
 from training.config.config import Config, load
 from training.process.job import all_or_exit, as_rank
 from training.process.tf_logging import import_tensorflow
@@ -20,7 +20,6 @@ BASELINE = "dense"
 REDUCERS = (BASELINE, "hitopk", "oktopk")
 TURNS, WARM_UP_STEPS, COUNTED_STEPS = 4, 2, 6
 QUICK_TURNS, QUICK_COUNTED_STEPS = 2, 2
-LINKS = ("intra", "inter")
 
 
 class TimedSteps:
@@ -41,39 +40,35 @@ class TimedSteps:
 
     def turn(self, warm_up: int, counted: int) -> None:
         """Take ``warm_up`` steps and ``counted`` steps, or whole rounds of local steps; collective."""
-        step = self._trainer.parts.step
-        step.begin(self._phase.phase)
-        local_steps = self._phase.phase.local_steps or 1
-        counted = -(-counted // local_steps) * local_steps
-        for number in range(warm_up + counted):
-            if number == warm_up:
-                self._world.barrier()
-                before, start = self._counter(), self._world.now()
-            hyperparameters = self._hyperparameters(number, warm_up)
-            _, taken = step.take(self._phase.backward, next(self._batches), hyperparameters)
-            if number >= warm_up and hyperparameters.round_steps:
-                self._reports.append(taken)
+        phase = self._phase.phase
+        self._trainer.parts.step.begin(phase)
+        first, local_steps = self._phase.hyperparameters(0), phase.local_steps
+        counted = -(-counted // (local_steps or 1)) * (local_steps or 1)
+        for number in range(warm_up):  # with local steps one round
+            ends = number == warm_up - 1
+            self._step(replace(first, round_steps=warm_up if ends else 0) if local_steps else first)
+        self._world.barrier()
+        before, start = self._counter(), self._world.now()
+        for number in range(counted):
+            hyperparameters = self._phase.hyperparameters(number) if local_steps else first
+            report = self._step(hyperparameters)
+            if hyperparameters.round_steps:
+                self._reports.append(report)
         self._world.barrier()
         self._turns.append((self._world.now() - start) / counted)
         self._counts.append((self._counter() - before) / counted)
 
-    def _hyperparameters(self, number: int, warm_up: int) -> Any:
-        """Return the hyperparameters of a step of a turn; with local steps, the warm-up is one round."""
-        first = self._phase.hyperparameters(0)
-        if self._phase.phase.local_steps is None:
-            return first
-        if number < warm_up:
-            return replace(first, round_steps=warm_up if number == warm_up - 1 else 0)
-        return self._phase.hyperparameters(number - warm_up)
+    def _step(self, hyperparameters: Any) -> Report:
+        step = self._trainer.parts.step
+        report: Report = step.take(self._phase.backward, next(self._batches), hyperparameters)[1]
+        return report
 
     def result(self) -> dict[str, Any]:
         """Return what was measured, equal on all ranks; collective."""
         own: dict[str, Any] = {
             "turns": self._turns,
             "count": median(self._counts),
-            "sent": [
-                median_low(getattr(each.traffic.sent, link) for each in self._reports) for link in LINKS
-            ],
+            "sent": median_bytes([each.traffic.sent for each in self._reports]),
             "stages": {
                 stage.name: median(getattr(each.seconds, stage.name) for each in self._reports)
                 for stage in fields(StageSeconds)
@@ -83,10 +78,9 @@ class TimedSteps:
         }
         ranks = self._world.allgather_objects(own)
         busy, gradients = sum(rank["busy"] for rank in ranks), self._trainer.parts.exchange.gradients
-        intra, inter = max((rank["sent"] for rank in ranks), key=lambda sent: (sent[1], sent[0]))
         return {
             "seconds": [max(turns) for turns in zip(*(rank["turns"] for rank in ranks), strict=True)],
-            "bytes": {"intra": intra, "inter": inter},
+            "bytes": asdict(busiest(rank["sent"] for rank in ranks)),
             "count": max(rank["count"] for rank in ranks),
             "stages": {name: fmean(rank["stages"][name] for rank in ranks) for name in own["stages"]},
             "hidden_share": sum(rank["hidden"] for rank in ranks) / busy if busy else None,
@@ -153,7 +147,7 @@ def measure(topology: Topology, configs: Mapping[str, Config], quick: bool) -> I
         yield record.beside(BASELINE, seconds[BASELINE]) if name != BASELINE in seconds else record
 
 
-def _show(records: list[Record]) -> None:
+def _show(records: Sequence[Record]) -> None:
     case, nodes = records[0].case, records[0].case["ranks_of_nodes"]
     what = f"{case['model']}, {records[0].more['weights']:,} weights, {case['batch_size']} samples of a rank"
     notes = [f"{what} in a step, {sum(nodes)} ranks on {len(nodes)} nodes; a turn ends with its slowest rank"]

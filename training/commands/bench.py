@@ -58,7 +58,7 @@ def bench_reducers(
 
     On the ranks that mpirun or horovodrun has started; else on simulated ranks with the links given.
     """
-    given = {name: value for name, value in locals().items() if value is not None}  # else as in Options
+    given = {name: value for name, value in locals().items() if value is not None}  # else as in Plan
     from training.bench.reducers import bench
 
     raise typer.Exit(bench(**given))
