@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +47,6 @@ class Step:
         """Return the line below the picture."""
         bytes_by_link = f"{self.sent.intra:,} bytes inside nodes, {self.sent.inter:,} bytes between nodes"
         return f"{self.name}: {bytes_by_link}, {(self.ended - self.begun) * 1e6:.0f} µs"
-
-
-@dataclass(frozen=True)
-class Line:
-    """A message in the picture: from its sender's lane to its receiver's, in µs since the step began."""
-
-    begin: tuple[float, float]
-    end: tuple[float, float]
-    width: float  # grows with the root of the bytes
-    is_inter: bool
 
 
 def gradient(rank: int, step: int) -> Float32:
@@ -112,20 +101,26 @@ def lane(rank: int) -> float:
     return -rank - 0.8 * (rank // RANKS_PER_NODE)
 
 
-def lines(transfers: Sequence[Transfer], begun: float) -> list[Line]:
-    """Return a line for every message, the widest first, so that thin ones are drawn over them.
+def lines(transfers: Sequence[Transfer], begun: float) -> dict[tuple[bool, float], list[tuple[float, float]]]:
+    """Return the points of all messages, by whether they go between nodes and by width.
 
-    It begins when the sender's port, which sends one at a time over each link, has sent those before it.
+    A line leads from its sender's lane to its receiver's, in µs since the step began, and ends in a NaN. It
+    begins when the sender's port, which sends one at a time over each link, has sent those before it.
     """
     free: dict[tuple[int, bool], float] = {}
-    drawn = []
+    points: dict[tuple[bool, float], list[tuple[float, float]]] = {}
     for each in sorted(transfers, key=lambda each: each.left):
         start = max(each.sent, free.get((each.source, each.is_inter), begun))
         free[each.source, each.is_inter] = each.left
-        begin = (start - begun) * 1e6, lane(each.source)
-        end = (each.arrived - begun) * 1e6, lane(each.destination)
-        drawn.append(Line(begin, end, round(0.4 + 0.8 * (each.message_bytes / 1e4) ** 0.5, 1), each.is_inter))
-    return sorted(drawn, key=lambda line: -line.width)
+        width = round(0.4 + 0.8 * (each.message_bytes / 1e4) ** 0.5, 1)  # grows with the root of the bytes
+        points.setdefault((each.is_inter, width), []).extend(
+            [
+                ((start - begun) * 1e6, lane(each.source)),
+                ((each.arrived - begun) * 1e6, lane(each.destination)),
+                (np.nan, np.nan),
+            ]
+        )
+    return points
 
 
 def draw(step: Step, path: Path) -> None:
@@ -137,7 +132,14 @@ def draw(step: Step, path: Path) -> None:
         for rank, *span in step.meetings:
             begun, ended = ((at - step.begun) * 1e6 for at in span)
             axes.hlines(lane(rank), begun, ended - duration / 200, color=AGREEING, linewidth=4.5)
-        draw_lines(axes, lines(step.transfers, step.begun))
+        points = lines(step.transfers, step.begun)
+        for is_inter, width in sorted(
+            points, key=lambda each: (each[0], -each[1])
+        ):  # thin ones over wide ones
+            dots = {"marker": "o", "markevery": (1, 3), "markersize": 2 + 1.4 * width, "markeredgewidth": 0}
+            path_of = zip(*points[is_inter, width], strict=True)
+            color = BETWEEN if is_inter else INSIDE
+            axes.plot(*path_of, color=color, linewidth=width, clip_on=False, **dots)
         legend = [
             Line2D([], [], color=INSIDE, marker="o", markersize=4, label="message inside a node"),
             Line2D([], [], color=BETWEEN, marker="o", markersize=4, label="message between nodes"),
@@ -161,16 +163,6 @@ def draw_lanes(axes: Axes, duration: float) -> None:
     axes.set(xlim=(-0.01 * duration, 1.01 * duration), ylim=(min(places.values()) - 0.6, 0.6))
     axes.set(xlabel="µs since the step began")
     axes.spines[["left", "right", "top"]].set_visible(False)
-
-
-def draw_lines(axes: Axes, messages: Sequence[Line]) -> None:
-    """Draw the messages, a dot where each arrives; those of one colour and width are one path of the file."""
-    for is_inter, color in ((False, INSIDE), (True, BETWEEN)):
-        own = [each for each in messages if each.is_inter == is_inter]
-        for width, group in groupby(own, key=lambda line: line.width):
-            points = [point for each in group for point in (each.begin, each.end, (np.nan, np.nan))]
-            dots = {"marker": "o", "markevery": (1, 3), "markersize": 2 + 1.4 * width, "markeredgewidth": 0}
-            axes.plot(*zip(*points, strict=True), color=color, linewidth=width, clip_on=False, **dots)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,15 @@ class HorovodStep(TrainingStep):
 
 def build_horovod(config: Config, topology: Topology, data: Data) -> Parts:
     """Return the parts of a run that exchanges by Horovod."""
-    _check(config)
+    expected = {"accumulate": 1, "clip_norm": None, "average": None}
+    expected |= {"precision": "float32", "sparse_tables": False}
+    wrong = {key: value for key, value in expected.items() if getattr(config, key) != value}
+    if any(config.reducer_name(phase) != "dense" for phase in config.phases):
+        wrong["reducer"] = "dense"
+    if any(phase.local_steps for phase in config.phases):
+        wrong["local_steps"] = None
+    for key, value in wrong.items():  # that this step would leave out
+        raise ConfigurationError(f"{key}: expected {value or 'none'} with Horovod's own all-reduce")
     parts = build(config, topology, data)
     variables, optimizer = parts.model.variables, parts.optimizer
     parts.exchange.gradients.close()
@@ -77,21 +85,3 @@ def build_horovod(config: Config, topology: Topology, data: Data) -> Parts:
     )
     parts.step = step
     return parts
-
-
-def _check(config: Config) -> None:
-    """Raise ``ConfigurationError`` for what this step would leave out."""
-    expected = {
-        "accumulate": 1,
-        "clip_norm": None,
-        "average": None,
-        "precision": "float32",
-        "sparse_tables": False,
-    }
-    wrong = {key: value for key, value in expected.items() if getattr(config, key) != value}
-    if any(config.reducer_name(phase) != "dense" for phase in config.phases):
-        wrong["reducer"] = "dense"
-    if any(phase.local_steps for phase in config.phases):
-        wrong["local_steps"] = None
-    for key, value in wrong.items():
-        raise ConfigurationError(f"{key}: expected {value or 'none'} with Horovod's own all-reduce")

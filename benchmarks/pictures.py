@@ -132,7 +132,7 @@ def _example(sample: int, label: int, jpeg: bytes) -> bytes:
     """Return a serialized ``tf.train.Example`` with the features of ImageNet's that loaders use."""
     import tensorflow as tf
 
-    features: dict[str, bytes | int] = {
+    given: dict[str, bytes | int] = {
         "image/class/label": label + 1,
         "image/class/text": f"class_{label}".encode(),
         "image/encoded": jpeg,
@@ -141,12 +141,9 @@ def _example(sample: int, label: int, jpeg: bytes) -> bytes:
         "image/height": HEIGHT,
         "image/width": WIDTH,
     }
-
-    def feature(value: bytes | int) -> tf.train.Feature:
-        if isinstance(value, bytes):
-            return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
-        return tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
-
-    given = tf.train.Features(feature={key: feature(value) for key, value in features.items()})
-    serialized: bytes = tf.train.Example(features=given).SerializeToString(deterministic=True)
+    features = tf.train.Features()
+    for name, value in given.items():
+        kind = features.feature[name]
+        (kind.bytes_list if isinstance(value, bytes) else kind.int64_list).value.append(value)
+    serialized: bytes = tf.train.Example(features=features).SerializeToString(deterministic=True)
     return serialized

@@ -6,7 +6,7 @@ mpirun -np 2 python -m benchmarks.pto   # on the ranks of this job
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -26,7 +26,6 @@ from commlib.errors import InvalidArgument, look_up
 from commlib.tuning.probe import SEED
 from commlib.vectors import Float32
 from pto import Norms, by_layer, by_slices, by_tensor
-from pto.norms import Way
 from training.bench.record import (
     WARM_UP_RUNS,
     Record,
@@ -47,13 +46,10 @@ CALLS, QUICK_CALLS = 21, 5
 QUICK_NETWORKS = ("resnet50",)
 OF_LARS = "resnet50"  # whose whole step is measured, too
 
-SLICES: Way = "slices"
-LAYERS: Way = "layers"
-AUTO: Way = "auto"
-LOCAL: Way = "local"
+SLICES, LAYERS, AUTO, LOCAL = WAYS = ("slices", "layers", "auto", "local")
 GRAPH = "in graph"
-NORMS_PEERS: Mapping[str, Sequence[str]] = {SLICES: (LOCAL,), LAYERS: (LOCAL,), AUTO: (LOCAL,)}
-LARS_PEERS: Mapping[str, Sequence[str]] = {SLICES: (LOCAL, GRAPH), LOCAL: (GRAPH,)}
+NORMS_PEERS = [(SLICES, LOCAL), (LAYERS, LOCAL), (AUTO, LOCAL)]
+LARS_PEERS = [(SLICES, LOCAL), (SLICES, GRAPH), (LOCAL, GRAPH)]
 OPERATIONS = {"norms": "norms of weights and gradients", "lars": "a whole step of LARS"}
 # The paper's way is not one of ``Norms``: it is here to be compared with.
 PARTITIONS = {SLICES: by_slices, LAYERS: by_tensor, "by layer": by_layer}
@@ -276,14 +272,15 @@ class Setting:
     network: str
     tensors: Tensors
 
-    def norms(self, *ways: Way) -> dict[str, Norms]:
+    def norms(self, *ways: Any) -> dict[str, Norms]:
         """Return the candidates, planned."""
         return {way: Norms(self.tensors.sizes, self.topology.world, partition=way) for way in ways}
 
     def records(
-        self, operation: str, taken: Mapping[str, Calls], peers: Mapping[str, Sequence[str]]
+        self, operation: str, candidates: Mapping[str, Callable[[], object]], pairs: Iterable[tuple[str, str]]
     ) -> Iterator[Record]:
-        """Yield a record for each subject and each of its peers."""
+        """Measure the candidates and yield a record for each subject and its peer."""
+        taken = interleave(self.topology, candidates, self.sweep.calls)
         case = {
             "operation": operation,
             "network": self.network,
@@ -294,19 +291,17 @@ class Setting:
             "warm_up_steps": WARM_UP_RUNS,
             "quick": self.sweep.quick,
         }
-        for subject, of_subject in peers.items():
-            own = taken[subject]
-            for peer in of_subject:
-                beside = taken[peer]
-                more = {
-                    "cpu_seconds": asdict(own.cpu),
-                    "cpu_seconds_of_busiest": asdict(own.cpu_of_busiest),
-                    "peer_cpu_seconds": asdict(beside.cpu),
-                    "peer_cpu_seconds_of_busiest": asdict(beside.cpu_of_busiest),
-                    "cpu_ratio": beside.cpu.median / own.cpu.median,
-                }
-                record = Record("pto", case, subject, own.wall, bytes=own.bytes, more=more)
-                yield record.beside(peer, beside.wall)
+        for subject, peer in pairs:
+            own, beside = taken[subject], taken[peer]
+            more = {
+                "cpu_seconds": asdict(own.cpu),
+                "cpu_seconds_of_busiest": asdict(own.cpu_of_busiest),
+                "peer_cpu_seconds": asdict(beside.cpu),
+                "peer_cpu_seconds_of_busiest": asdict(beside.cpu_of_busiest),
+                "cpu_ratio": beside.cpu.median / own.cpu.median,
+            }
+            record = Record("pto", case, subject, own.wall, bytes=own.bytes, more=more)
+            yield record.beside(peer, beside.wall)
 
 
 def measure(sweep: Sweep, topology: Topology) -> Iterator[Record]:
@@ -319,12 +314,11 @@ def measure(sweep: Sweep, topology: Topology) -> Iterator[Record]:
 
 def _measure_norms(setting: Setting) -> Iterator[Record]:
     tensors, world = setting.tensors, setting.topology.world
-    norms = setting.norms(SLICES, LAYERS, AUTO, LOCAL)
+    norms = setting.norms(*WAYS)
     check_squares(world, norms, tensors)
     squares = {way: partial(each.squares, tensors.weights, tensors.gradients) for way, each in norms.items()}
-    taken = interleave(setting.topology, squares, setting.sweep.calls)
     balance = {name: cut(tensors.sizes, world.size).balance() for name, cut in PARTITIONS.items()}
-    for record in setting.records("norms", taken, NORMS_PEERS):
+    for record in setting.records("norms", squares, NORMS_PEERS):
         choice = norms[record.subject].choice
         yield replace(record, more=record.more | {"balance": balance, "choice": asdict(choice)})
 
@@ -338,7 +332,7 @@ def _measure_lars(setting: Setting) -> Iterator[Record]:
     tf.config.threading.set_inter_op_parallelism_threads(threads)
     norms = {GRAPH: None, **setting.norms(LOCAL, SLICES)}
     steps = lars_steps(setting.topology.world, setting.tensors, norms)
-    yield from setting.records("lars", interleave(setting.topology, steps, setting.sweep.calls), LARS_PEERS)
+    yield from setting.records("lars", steps, LARS_PEERS)
 
 
 # ---- Tables and the command ----
