@@ -14,13 +14,11 @@
 """
 
 from datacache.augmentation import Augmentation, CentreCrop, Crop
-from datacache.batches import Batch
+from datacache.batches import Batch, BatchSpec, Collation, Pools
 from datacache.cache import DataCache
-from datacache.catalogue import manifest_of
-from datacache.collation import BatchSpec, Collation, Pools
 from datacache.errors import BadSample, CacheFull, Damaged, SourceChanged, StorageFailed, Untrusted
 from datacache.levels import CacheDirs, Counts, stand_in_lines
-from datacache.manifest import Manifest, Split
+from datacache.manifest import Manifest, Split, manifest_of
 from datacache.order import BatchOrder, EvaluationOrder, Order
 from datacache.preprocessing import Preprocessing
 from datacache.sources import (

@@ -1,11 +1,13 @@
 """Central storage: files behind any URL that fsspec knows, read with retries, and written."""
 
-import concurrent.futures
 import os
+import queue
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FuturesTimeout
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,7 +17,6 @@ import fsspec
 from fsspec.asyn import sync
 
 from datacache.errors import SourceChanged, StorageFailed
-from datacache.requests import Range, Request, ThreadPool, joined
 from datacache.urls import without_secrets
 
 ProgressCallback = Callable[[int, int], None]
@@ -29,6 +30,9 @@ VERSIONS = (
     *("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "checksum", "crc32c", "generation"),
     *("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "modified", "created", "CRC"),
 )
+JOINED_GAP = 16 << 10  # bytes: 0.13 ms at 1 Gbit/s, as a request of 2 ms costs when 16 run in parallel
+JOINED_BYTES = 8 << 20
+IDLE_SECONDS = 5.0
 PERMANENT_ERRORS = (PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError)
 
 Item = TypeVar("Item")
@@ -46,6 +50,48 @@ class File:
     path: str
     size: int
     version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bytes ``start … start + length − 1`` of a file; ``whole``: these are all bytes of the file."""
+
+    path: str
+    start: int
+    length: int
+    whole: bool = False
+
+
+@dataclass(slots=True)
+class Request:
+    """One request, and the positions of the ranges that it answers."""
+
+    range: Range
+    positions: list[int] = field(default_factory=list)
+
+
+def joined(ranges: Sequence[Range]) -> list[Request]:
+    """Return requests that cover all ranges; ranges of a file with a small gap between them share one."""
+    requests: list[Request] = []
+    for position in sorted(range(len(ranges)), key=lambda at: (ranges[at].path, ranges[at].start)):
+        wanted = ranges[position]
+        last = requests[-1].range if requests else None
+        if last is not None and _is_near(last, wanted):
+            end = max(last.start + last.length, wanted.start + wanted.length)
+            requests[-1].range = Range(last.path, last.start, end - last.start, last.whole)
+        else:
+            requests.append(Request(wanted))
+        requests[-1].positions.append(position)
+    return requests
+
+
+def _is_near(last: Range, wanted: Range) -> bool:
+    return (
+        last.path == wanted.path
+        and last.whole == wanted.whole
+        and wanted.start - (last.start + last.length) <= JOINED_GAP
+        and wanted.start + wanted.length - last.start <= JOINED_BYTES
+    )
 
 
 @dataclass(slots=True)
@@ -310,7 +356,7 @@ class Storage:
         answer = pool.submit(lambda: function(path, **arguments))
         try:
             return answer.result(seconds)
-        except concurrent.futures.TimeoutError as error:  # not the builtin one before Python 3.11
+        except FuturesTimeout as error:  # not the builtin one before Python 3.11
             if answer.done():  # the filesystem's own timeout
                 raise
             raise TimeoutError(stalled) from error
@@ -352,3 +398,43 @@ def progress(total: int, report: ProgressCallback) -> Callable[[int], None]:
             report(done, total)
 
     return add
+
+
+class ThreadPool:
+    """Daemon threads, as many as there are running jobs: a stalled job delays neither others nor the exit.
+
+    ``concurrent.futures.ThreadPoolExecutor`` would queue jobs behind stalled ones, and join them at exit.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+
+    def submit(self, job: Callable[[], Answer]) -> "Future[Answer]":
+        """Start the job at once, in an idle thread or a new one."""
+        future: Future[Answer] = Future()
+        self._jobs.put((future, job))
+        if not self._idle.acquire(blocking=False):
+            threading.Thread(target=self._work, name="datacache-storage", daemon=True).start()
+        return future
+
+    def _work(self) -> None:
+        while True:
+            try:
+                future, job = self._jobs.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                if self._idle.acquire(blocking=False):
+                    return
+                continue  # a job that relies on this thread is being submitted
+            _run(future, job)
+            del future, job  # they refer to the result
+            self._idle.release()
+
+
+def _run(future: "Future[Any]", job: Callable[[], Any]) -> None:
+    try:
+        result = job()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

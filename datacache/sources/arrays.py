@@ -32,7 +32,6 @@ class Arrays(Source):
         self._labels = labels
 
     def scan(self, report: ProgressCallback = no_report) -> Manifest:
-        """See :meth:`Source.scan`; ``report`` counts samples."""
         manifest = _manifest([self._file()], self._images.shape, 0, self._labels)
         report(len(manifest), len(manifest))
         return manifest
@@ -69,11 +68,9 @@ class StoredArrays(StoredSource):
         self._labels = labels
 
     def files(self, report: ProgressCallback = no_report) -> list[File]:
-        """See :meth:`StoredSource.files`: images and labels, in this order."""
         return [self._storage.file(self._images), self._storage.file(self._labels)]
 
     def scan(self, report: ProgressCallback = no_report) -> Manifest:
-        """See :meth:`Source.scan`; ``report`` counts samples."""
         files = self.files()
         shape, header_bytes = self._header(files[0])
         path = f"{self.url}/{self._labels}"

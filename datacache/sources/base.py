@@ -11,8 +11,7 @@ import xxhash
 from datacache.errors import SourceChanged
 from datacache.manifest import Manifest, Texts
 from datacache.order import Ids
-from datacache.requests import Range
-from datacache.storage import File, ProgressCallback, Storage, no_report
+from datacache.storage import File, ProgressCallback, Range, Storage, no_report
 
 
 class Source(ABC):
@@ -66,7 +65,6 @@ class StoredSource(Source):
         return [Range(manifest.files[file], start, size) for file, start, size in rows]
 
     def read(self, manifest: Manifest, ids: Ids) -> list[bytes]:
-        """See :meth:`Source.read`; near samples share a request, requests run in parallel."""
         check_ids(manifest, ids)
         return self.read_ranges(self.ranges(manifest, ids))
 

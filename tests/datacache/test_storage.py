@@ -16,8 +16,7 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from datacache.errors import SourceChanged, StorageFailed
-from datacache.requests import JOINED_BYTES, JOINED_GAP, Range, joined
-from datacache.storage import File, Storage
+from datacache.storage import JOINED_BYTES, JOINED_GAP, File, Range, Storage, joined
 
 FAST = {"first_wait_seconds": 0.0005}
 CONTENTS = bytes(range(256)) * 40
