@@ -18,7 +18,7 @@ from datacache.batches import Batch, BatchSpec, Collation, Pools
 from datacache.cache import DataCache
 from datacache.errors import BadSample, CacheFull, Damaged, SourceChanged, StorageFailed, Untrusted
 from datacache.levels import CacheDirs, Counts, stand_in_lines
-from datacache.manifest import Manifest, Split, manifest_of
+from datacache.manifest import Manifest, Split
 from datacache.order import BatchOrder, EvaluationOrder, Order
 from datacache.preprocessing import Preprocessing
 from datacache.sources import (
@@ -34,6 +34,7 @@ from datacache.sources import (
     TextLines,
     TFRecord,
     Tokenized,
+    manifest_of,
     unpack_tokens,
 )
 from datacache.storage import ProgressCallback, Storage

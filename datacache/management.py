@@ -47,7 +47,7 @@ class CacheFolder:
 def list_folders(root: Path, superseded: Collection[str] = ()) -> Iterator[CacheFolder]:
     """Yield all folders of a cache; none if ``root`` is missing, ``Untrusted`` if it is another user's.
 
-    ``superseded``: fingerprints of outdated manifests (see :func:`datacache.manifest.superseded`).
+    ``superseded``: fingerprints of outdated manifests (see :func:`datacache.sources.base.superseded`).
     """
     check_folder(root)
     for path in all_folders(root):

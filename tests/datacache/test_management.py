@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from datacache import Arrays, CacheDirs, DataCache, management, manifest_of
-from datacache.manifest import superseded
+from datacache.sources.base import superseded
 
 IMAGES = np.random.default_rng(1).integers(0, 256, (40, 50, 40, 3)).astype(np.uint8)
 

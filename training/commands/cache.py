@@ -10,7 +10,7 @@ from datacache.capacity import readable
 from datacache.errors import Untrusted
 from datacache.levels import CacheDirs
 from datacache.management import CacheFolder
-from datacache.manifest import superseded
+from datacache.sources.base import superseded
 from training.commands.printing import Table
 from training.config.config import load
 from training.config.records import Cache
