@@ -95,8 +95,8 @@ def _is_near(last: Range, wanted: Range) -> bool:
 
 
 @dataclass(slots=True)
-class _Listing:
-    """Files and folders, and names of unknown kind or size (links, HTTP)."""
+class Listing:
+    """The contents of folders: files, folders, and names of unknown kind or size (links, HTTP)."""
 
     files: list[File] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
@@ -160,6 +160,13 @@ class Storage:
             f"{self.url}: folders are nested deeper than {DEEPEST_FOLDER}, as {folders[0]}; "
             "does a link lead back to a folder above it?"
         )
+
+    def top(self) -> Listing:
+        """Return the files and the names of the folders right below the URL, sorted."""
+        self._filesystem.invalidate_cache()
+        level = self._level([self._root])
+        folders = sorted(self._relative(name.rstrip("/")) or name for name in level.folders)
+        return Listing(sorted(level.files, key=lambda file: file.path), folders)
 
     def file(self, path: str) -> File:
         """Return size and version of one file now; ``FileNotFoundError`` if it does not exist."""
@@ -260,9 +267,9 @@ class Storage:
                 "it changed after its manifest was made"
             )
 
-    def _level(self, folders: list[str]) -> "_Listing":
+    def _level(self, folders: list[str]) -> Listing:
         """Return the contents of several folders; the kind of every entry is known."""
-        level = _Listing()
+        level = Listing()
         for listing in self.in_parallel(self._list, folders):
             level.files += listing.files
             level.folders += listing.folders
@@ -275,8 +282,8 @@ class Storage:
                 level.files.append(self._file(entry, self._relative(name) or name))
         return level
 
-    def _list(self, folder: str) -> "_Listing":
-        listing = _Listing()
+    def _list(self, folder: str) -> Listing:
+        listing = Listing()
         for entry in self._request("ls", folder, detail=True):
             name: str = entry["name"].rstrip("/")
             path = self._relative(name)

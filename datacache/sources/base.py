@@ -47,6 +47,10 @@ class Source(ABC):
         It lists the files and reads no samples.
         """
 
+    def _manifest(self, files: Sequence[File], **columns: Any) -> Manifest:
+        """Return the manifest of samples in these files."""
+        return Manifest(payload=self.payload, files=names(files), stamps=stamps(files), **columns)
+
 
 def manifest_of(
     source: Source, folder: Path | None, name: str, report: ProgressCallback = no_report
@@ -117,10 +121,6 @@ class StoredSource(Source):
     @abstractmethod
     def files(self, report: ProgressCallback = no_report) -> list[File]:
         """Return the files of the samples, always in the same order."""
-
-    def _manifest(self, files: Sequence[File], **columns: Any) -> Manifest:
-        """Return the manifest of samples in these files."""
-        return Manifest(payload=self.payload, files=names(files), stamps=stamps(files), **columns)
 
     def ranges(self, manifest: Manifest, ids: Ids) -> list[Range]:
         """Return the range of each sample."""
