@@ -142,9 +142,6 @@ class Permutation:
         self._size = size
         self._key = key_of(*key)
 
-    def __len__(self) -> int:
-        return self._size
-
     def __getitem__(self, position: int) -> int:
         return int(self.at(np.array([position]))[0])
 
