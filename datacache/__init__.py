@@ -14,10 +14,8 @@
 """
 
 from datacache.augmentation import Augmentation, CentreCrop, Crop
-from datacache.batches import Batch
+from datacache.batches import Batch, BatchSpec, Collation, Pools
 from datacache.cache import DataCache
-from datacache.catalogue import manifest_of
-from datacache.collation import BatchSpec, Collation, Pools
 from datacache.errors import BadSample, CacheFull, Damaged, SourceChanged, StorageFailed, Untrusted
 from datacache.levels import CacheDirs, Counts, stand_in_lines
 from datacache.manifest import Manifest, Split
@@ -36,6 +34,7 @@ from datacache.sources import (
     TextLines,
     TFRecord,
     Tokenized,
+    manifest_of,
     unpack_tokens,
 )
 from datacache.storage import ProgressCallback, Storage

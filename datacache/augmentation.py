@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from datacache.collation import Array, BatchSpec, Collation, Pools
-from datacache.compiled import compiled
-from datacache.order import GOLDEN, Flags, Ids, folded, key_of, mixed
+from datacache.batches import Array, BatchSpec, Collation, Pools
+from datacache.order import GOLDEN, Flags, Ids, compiled, folded, key_of, mixed
 from datacache.resampling import Boxes, Float32, PackedImages, resample
 
 __all__ = ["Augmentation", "CentreCrop", "Crop", "PackedImages"]

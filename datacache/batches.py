@@ -1,21 +1,101 @@
-"""Batches, built ahead by threads."""
+"""Batches: what they hold, how their arrays are made, and how they are built ahead by threads.
 
+The arrays' memory is used again, as used memory needs no new pages; an array is not overwritten while
+anything refers to it.
+"""
+
+import weakref
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from datacache.collation import Array, BatchSpec, Collation, Pools
-from datacache.levels import Levels
 from datacache.order import Flags, Ids
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Array = npt.NDArray[Any]
+ALIGNMENT = 64  # bytes: TensorFlow uses such arrays without a copy
+
+
+@dataclass(frozen=True)
+class BatchSpec:
+    """The samples of a batch, and where it is: step ``step`` of ``epoch``, on ``rank`` of ``world_size``.
+
+    ``counts``: which samples count; the others only pad the batch. ``seed``: of the order.
+    """
+
+    ids: Ids
+    counts: Flags
+    epoch: int
+    step: int
+    rank: int
+    world_size: int
+    seed: int
+
+
+class Buffers:
+    """A pool of arrays of one shape and dtype.
+
+    An array returns to the pool when neither it nor a view of it is referenced any more. There are as many as
+    were in use at the same time.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+        self.shape, self.dtype = shape, np.dtype(dtype)
+        self.bytes = int(np.prod(shape)) * self.dtype.itemsize
+        self._free: deque[memoryview] = deque()  # appending and popping are atomic: no lock in a finalizer
+
+    def take(self) -> npt.NDArray[Any]:
+        """Return an unused array with arbitrary contents."""
+        try:
+            memory = self._free.pop()
+        except IndexError:
+            memory = self._allocate()
+        array = np.frombuffer(memory, self.dtype)  # the base of all views: it lives as long as any of them
+        weakref.finalize(array, self._free.append, memory)
+        return array.reshape(self.shape)
+
+    def _allocate(self) -> memoryview:
+        unaligned = np.empty(self.bytes + ALIGNMENT, np.uint8)
+        start = -unaligned.ctypes.data % ALIGNMENT
+        return unaligned[start : start + self.bytes].data
+
+
+class Pools:
+    """Reused memory for the arrays of batches, by shape and dtype."""
+
+    def __init__(self) -> None:
+        self._pools: dict[tuple[tuple[int, ...], str], Buffers] = {}
+
+    def take(self, shape: tuple[int, ...], dtype: str) -> Array:
+        """Return an unused array with arbitrary contents; it is reused when nothing refers to it."""
+        return self._pools.setdefault((shape, dtype), Buffers(shape, dtype)).take()
+
+
+class Collation(ABC):
+    """Makes the arrays of a batch of its samples."""
+
+    @abstractmethod
+    def arrays(
+        self,
+        samples: Sequence[npt.NDArray[np.uint8]],
+        labels: npt.NDArray[np.int64],
+        spec: BatchSpec,
+        pools: Pools,
+    ) -> tuple[Array, ...]:
+        """Return the arrays of a batch, each with a row a sample of the network.
+
+        ``samples`` and ``labels``: in the order of ``spec.ids``; samples are as the preprocessing made them,
+        and not to be changed. The result depends only on them and on ``spec``. Any number of threads may call
+        it.
+        """
 
 
 @dataclass(frozen=True)
@@ -38,20 +118,6 @@ class Batch:
     def labels(self) -> Array:
         """The second array: the labels of images."""
         return self.arrays[1]
-
-
-class BatchBuilder:
-    """Builds batches: reads their samples and collates them."""
-
-    def __init__(self, levels: Levels, labels: npt.NDArray[np.int64], collation: Collation) -> None:
-        self._levels, self._labels, self._collation = levels, labels, collation
-        self._pools = Pools()
-
-    def make(self, spec: BatchSpec) -> Batch:
-        """Return a batch; any number of threads may call it."""
-        samples = self._levels.read(spec.ids)
-        arrays = self._collation.arrays(samples, self._labels[spec.ids], spec, self._pools)
-        return Batch(arrays, spec.ids, spec.counts)
 
 
 def prefetch(

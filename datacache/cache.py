@@ -10,26 +10,43 @@
 [(2, 6, 6, 1), (2, 6, 6, 1)]
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from datacache.augmentation import Crop
-from datacache.batches import Batch, BatchBuilder, Result, prefetch
-from datacache.collation import BatchSpec, Collation
-from datacache.exchange import Comm, fetch_remote_samples
-from datacache.levels import CacheDirs, Counts, Levels
+from datacache.batches import Batch, BatchSpec, Collation, Pools, Result, prefetch
+from datacache.levels import CacheDirs, Counts, Levels, Sample
 from datacache.manifest import Manifest
-from datacache.order import BatchOrder, Ids, Order
+from datacache.order import BatchOrder, Ids, Order, check_at_least
 from datacache.preprocessing import Preprocessing
 from datacache.sources import Source
+from datacache.store.records import pack, unpack
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 PICTURE_CHANNELS = 3
 FILL_SAMPLES = 128  # of one read
+ROUND_SAMPLES = 256  # that a rank requests at once, which bounds the memory of messages
+
+
+class Comm(Protocol):
+    """The part of a communicator that is used here; :class:`commlib.Communicator` has it."""
+
+    rank: int
+    size: int
+
+    def allgather_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Return every rank's ``values``, shape ``(size, len(values))``."""
+
+    def alltoall_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Send ``values[r]`` to each rank ``r``; return the value of every rank, shape ``(size,)``."""
+
+    def exchange(self, outgoing: Sequence[npt.NDArray[Any]], incoming: Sequence[npt.NDArray[Any]]) -> None:
+        """Send ``outgoing[r]`` to every rank ``r`` and fill ``incoming[r]`` with the array of rank ``r``."""
 
 
 class DataCache:
@@ -54,9 +71,7 @@ class DataCache:
         prefetch: int = 4,
         verified: float = 1.0,
     ) -> None:
-        for name, value in (("threads", threads), ("prefetch", prefetch)):
-            if value < 1:
-                raise ValueError(f"{name}: expected at least 1, got {value}")
+        check_at_least(1, threads=threads, prefetch=prefetch)
         self.manifest = source.scan() if manifest is None else manifest
         self._threads, self._prefetch = threads, prefetch
         preprocessing = preprocessing or Preprocessing(self.manifest.payload)
@@ -106,8 +121,13 @@ class DataCache:
             )
             for step in range(start, order.steps())
         )
-        builder = BatchBuilder(self._levels, self.manifest.labels, collation)
-        return prefetch(builder.make, specs, threads=self._threads, depth=self._prefetch)
+        pools = Pools()
+
+        def build(spec: BatchSpec) -> Batch:
+            samples, labels = self._levels.read(spec.ids), self.manifest.labels[spec.ids]
+            return Batch(collation.arrays(samples, labels, spec, pools), spec.ids, spec.counts)
+
+        return prefetch(build, specs, threads=self._threads, depth=self._prefetch)
 
     def exchange(self, order: Order, comm: Comm, epoch: int, *, start: int = 0) -> int:
         """Fetch the remote samples of an epoch, from step ``start`` on, from the nodes that store them.
@@ -169,3 +189,50 @@ class DataCache:
 
 def _concatenate(parts: Iterable[Ids]) -> Ids:
     return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+def fetch_remote_samples(
+    comm: Comm, wanted: Ids, holders: Ids, read: Callable[[Ids], list[Sample]]
+) -> dict[int, Sample]:
+    """Return the samples ``wanted``, by id; ``holders``: for each the rank it is requested from.
+
+    ``read(ids)`` returns the samples that other ranks request from this one. All ranks call it together.
+    """
+    rounds = int(comm.allgather_ints([-(-len(wanted) // ROUND_SAMPLES)]).max())
+    samples: dict[int, Sample] = {}
+    for each in range(rounds):
+        part = slice(each * ROUND_SAMPLES, (each + 1) * ROUND_SAMPLES)
+        samples |= _one_round(comm, wanted[part], holders[part], read)
+    return samples
+
+
+def _one_round(
+    comm: Comm, wanted: Ids, holders: Ids, read: Callable[[Ids], list[Sample]]
+) -> dict[int, Sample]:
+    requests = [wanted[holders == rank] for rank in range(comm.size)]
+    answers = [_records(ids, read(ids)) for ids in _exchange_ids(comm, requests)]
+    sizes = [np.empty(len(ids), np.int64) for ids in requests]
+    comm.exchange([np.array([len(each) for each in records], np.int64) for records in answers], sizes)
+    received = [np.empty(int(lengths.sum()), np.uint8) for lengths in sizes]
+    comm.exchange([np.frombuffer(b"".join(records), np.uint8) for records in answers], received)
+    samples = {}
+    for ids, lengths, content in zip(requests, sizes, received, strict=True):
+        for number, stop, length in zip(ids.tolist(), np.cumsum(lengths), lengths, strict=True):
+            payload, shape = unpack(number, content[stop - length : stop].data, verify=True)
+            samples[number] = np.frombuffer(payload, np.uint8).reshape(shape)
+    return samples
+
+
+def _records(ids: Ids, samples: list[Sample]) -> list[bytes]:
+    return [
+        pack(number, np.ascontiguousarray(sample).data, sample.shape)
+        for number, sample in zip(ids.tolist(), samples, strict=True)
+    ]
+
+
+def _exchange_ids(comm: Comm, outgoing: list[Ids]) -> list[Ids]:
+    """Return the ids that every rank requests from this one."""
+    counts = comm.alltoall_ints([len(ids) for ids in outgoing])
+    incoming = [np.empty(count, np.int64) for count in counts.tolist()]
+    comm.exchange(outgoing, incoming)
+    return incoming

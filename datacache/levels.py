@@ -256,7 +256,7 @@ class Levels:
             except BadSample as error:
                 sample, other = self._stand_in(number, error)
                 stand_in = [other]
-            pixels, shape = np.ascontiguousarray(sample).data.cast("B"), (*sample.shape, *stand_in)
+            pixels, shape = np.ascontiguousarray(sample).data, (*sample.shape, *stand_in)
             record = pack(number, pixels, shape, seed=self.memory.seed)
             prepared.append((sample, record))
         return prepared

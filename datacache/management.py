@@ -47,7 +47,7 @@ class CacheFolder:
 def list_folders(root: Path, superseded: Collection[str] = ()) -> Iterator[CacheFolder]:
     """Yield all folders of a cache; none if ``root`` is missing, ``Untrusted`` if it is another user's.
 
-    ``superseded``: fingerprints of outdated manifests (see :func:`datacache.catalogue.superseded`).
+    ``superseded``: fingerprints of outdated manifests (see :func:`datacache.sources.base.superseded`).
     """
     check_folder(root)
     for path in all_folders(root):
@@ -126,8 +126,3 @@ def collect_garbage(folder: CacheFolder, *, everything: bool = False) -> bool:
     if folder.state == "complete" and folder.level == 1 and not everything:
         return False
     return remove(folder.path)
-
-
-def total_bytes(folders: list[CacheFolder]) -> int:
-    """Return the bytes of all these folders."""
-    return sum(each.bytes for each in folders)

@@ -6,15 +6,15 @@ it is equal on every machine and under every version of NumPy.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
-from datacache.compiled import compiled
-
+Function = TypeVar("Function", bound=Callable[..., Any])
 Ids = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Placement = Literal["manifest", "hash"]
@@ -24,6 +24,19 @@ ROUNDS = 8
 SMALLEST_BITS = 8  # halves of four bits: with fewer, some permutations of a few samples would never occur
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio
 _ORDER, _PLACEMENT, _ORDER_WITHIN, _EXCHANGE = range(1, 5)  # so that keys of different uses differ
+
+
+def compiled(function: Function) -> Function:
+    """Compile a kernel that runs without the GIL, cached on disk where a cache folder can be written.
+
+    Division by zero is not checked: a check would prevent the vectorization of loops.
+    """
+    try:
+        kernel: Any = njit(nogil=True, cache=True, error_model="numpy")(function)
+    except RuntimeError:  # neither the package nor a cache folder of the user can be written
+        kernel = njit(nogil=True, error_model="numpy")(function)
+    return kernel  # type: ignore[no-any-return]
+
 
 # --------------------------------------------------------------------------------------- keys
 
@@ -125,12 +138,9 @@ class Permutation:
     """
 
     def __init__(self, size: int, *key: int) -> None:
-        _check_at_least("size", size, 0)
+        check_at_least(0, size=size)
         self._size = size
         self._key = key_of(*key)
-
-    def __len__(self) -> int:
-        return self._size
 
     def __getitem__(self, position: int) -> int:
         return int(self.at(np.array([position]))[0])
@@ -166,7 +176,7 @@ class BatchOrder(ABC):
 
     @abstractmethod
     def batch(self, epoch: int, step: int, rank: int, world_size: int) -> Ids:
-        """Return the ids that a rank reads at a step."""
+        """Return the ids that a rank reads at a step, as a new array."""
 
     def counts(self, epoch: int, step: int, rank: int, world_size: int) -> Flags:
         """Return for each sample of a rank's batch whether it counts; others repeat one, to pad."""
@@ -210,7 +220,7 @@ class Order(BatchOrder):
     remainder: Remainder = "drop"
 
     def __post_init__(self) -> None:
-        _check_at_least("shards", self.shards, 1)
+        check_at_least(1, shards=self.shards)
         if self.samples < self.shards:
             expected = f"at least as many as shards = {self.shards}"
             raise ValueError(f"samples: expected {expected}, got {self.samples}")
@@ -227,14 +237,12 @@ class Order(BatchOrder):
             raise ValueError(f"exchange: expected 0 where there is one shard, got {self.exchange}")
 
     def steps(self) -> int:
-        """Return how many global batches an epoch has."""
         per_step = self.global_batch // self.shards
         if self.remainder == "drop":
             return self.samples // self.shards // per_step
         return _rounded_up(_rounded_up(self.samples, self.shards), per_step)
 
     def batch(self, epoch: int, step: int, rank: int, world_size: int) -> Ids:
-        """Return the ids a rank reads at a step, ``global_batch / world_size`` of them, as a new array."""
         shards, offsets = self._samples(epoch, *self._slots(step, rank, world_size))
         return self._ids(self._starts(shards) + offsets)
 
@@ -253,14 +261,13 @@ class Order(BatchOrder):
         return positions < self._starts(shards + 1) - self._starts(shards)
 
     def part(self, ranks: Iterable[int], world_size: int) -> Ids:
-        """Return the ids that the node of these ranks stores, ascending: their shards."""
         shards = {int(shard) for rank in ranks for shard in np.unique(self._slots(0, rank, world_size)[0])}
         parts = [np.arange(*self._starts(np.array([shard, shard + 1]))) for shard in sorted(shards)]
         return np.sort(self._ids(np.concatenate([np.empty(0, np.int64), *parts])))
 
     def _slots(self, step: int, rank: int, world_size: int) -> tuple[Ids, Ids]:
         """Return the shard of each slot of a rank, and the slot's position in the order of that shard."""
-        _check_at_least("step", step, 0)
+        check_at_least(0, step=step)
         check_rank(rank, world_size)
         if self.global_batch % world_size:
             expected = f"a divisor of global_batch = {self.global_batch}"
@@ -305,7 +312,7 @@ class EvaluationOrder(BatchOrder):
     """Each sample once over all ranks and steps, in a fixed order: each rank has a range of ids.
 
     ``batch_size``: samples of one rank at a step; repetitions from the rank's own part pad its last batch.
-    All ranks have equally many steps.
+    All ranks have equally many steps, and all epochs are equal.
 
     >>> order = EvaluationOrder(samples=5, batch_size=2, world_size=2)
     >>> order.steps(), order.batch(0, 1, rank=1, world_size=2), order.counts(0, 1, rank=1, world_size=2)
@@ -326,7 +333,6 @@ class EvaluationOrder(BatchOrder):
         return _rounded_up(_rounded_up(self.samples, self.world_size), self.batch_size)
 
     def batch(self, epoch: int, step: int, rank: int, world_size: int) -> Ids:
-        """See :meth:`BatchOrder.batch`; all epochs are equal."""
         start, stop = self._range(rank, world_size)
         return np.minimum(self._positions(start, step), max(start, stop - 1))
 
@@ -335,7 +341,6 @@ class EvaluationOrder(BatchOrder):
         return self._positions(start, step) < stop
 
     def part(self, ranks: Iterable[int], world_size: int) -> Ids:
-        """See :meth:`BatchOrder.part`: the ids that these ranks evaluate."""
         bounds = [self._range(rank, world_size) for rank in ranks]
         # A rank without samples (there are more ranks than samples) pads its batch with another rank's.
         parts = [np.arange(start, min(max(stop, start + 1), self.samples)) for start, stop in bounds]
@@ -343,8 +348,7 @@ class EvaluationOrder(BatchOrder):
         return ids
 
     def _positions(self, start: int, step: int) -> Ids:
-        if not 0 <= step < self.steps():
-            raise ValueError(f"step: expected 0 to {self.steps() - 1}, got {step}")
+        check_step(step, self.steps())
         return np.arange(step * self.batch_size, (step + 1) * self.batch_size, dtype=np.int64) + start
 
     def _range(self, rank: int, world_size: int) -> tuple[int, int]:
@@ -359,13 +363,21 @@ def _rounded_up(dividend: int, divisor: int) -> int:
     return -(-dividend // divisor)
 
 
-def _check_at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ValueError(f"{name}: expected at least {least}, got {value}")
+def check_at_least(least: int, **values: int) -> None:
+    """Raise ``ValueError`` that names an argument below ``least``."""
+    for name, value in values.items():
+        if value < least:
+            raise ValueError(f"{name}: expected at least {least}, got {value}")
+
+
+def check_step(step: int, steps: int) -> None:
+    """Raise ``ValueError`` unless an epoch of so many steps has this one."""
+    if not 0 <= step < steps:
+        raise ValueError(f"step: expected 0 to {steps - 1}, got {step}")
 
 
 def check_rank(rank: int, world_size: int) -> None:
     """Raise ``ValueError`` unless there is such a rank."""
-    _check_at_least("world_size", world_size, 1)
+    check_at_least(1, world_size=world_size)
     if not 0 <= rank < world_size:
         raise ValueError(f"rank: expected 0 to {world_size - 1}, got {rank}")

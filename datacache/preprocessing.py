@@ -142,9 +142,11 @@ def _shrink_array(pixels: npt.NDArray[np.uint8], shorter_side: int | None) -> np
 
 def _decode(payload: bytes, shorter_side: int | None) -> npt.NDArray[np.uint8]:
     """Return the picture decoded and shrunk; any error of the decoder becomes a :class:`BadSample`."""
-    picture = _open(payload)
-    what = f"{picture.format} of {picture.width} × {picture.height}, {len(payload)} bytes"
+    what = f"no picture: {len(payload)} bytes that begin with {payload[:8].hex(' ')}"
     try:
+        picture = Image.open(io.BytesIO(payload), formats=FORMATS)  # reads the header only
+        what = f"{picture.format} of {picture.width} × {picture.height}, {len(payload)} bytes"
+        _check_pixels(picture)
         height, width = shrunk(picture.height, picture.width, shorter_side)
         # JPEG can be decoded at ½, ¼ or ⅛ of its size, at as much less cost; never below the size needed
         picture.draft("RGB", (width, height))
@@ -154,32 +156,15 @@ def _decode(payload: bytes, shorter_side: int | None) -> npt.NDArray[np.uint8]:
         return np.asarray(colours)
     except MemoryError:
         raise
+    except UnidentifiedImageError as error:
+        raise BadSample(f"{what}; known: {', '.join(FORMATS)}") from error
     except Exception as error:  # decoders raise many kinds of errors for damaged bytes
         raise BadSample(f"{what}: {error}") from error
 
 
-def _open(payload: bytes) -> Image.Image:
-    """Return the picture with its header read and its pixels not yet decoded."""
-    if not payload:
-        raise BadSample("no picture: 0 bytes")
-    try:
-        picture = Image.open(io.BytesIO(payload), formats=FORMATS)
-    except MemoryError:
-        raise
-    except UnidentifiedImageError as error:
-        start = payload[:8].hex(" ")
-        known = ", ".join(FORMATS)
-        raise BadSample(
-            f"no picture: {len(payload)} bytes that begin with {start}; known: {known}"
-        ) from error
-    except Exception as error:
-        raise BadSample(f"no picture: {len(payload)} bytes: {error}") from error
+def _check_pixels(picture: Image.Image) -> None:
     if picture.width * picture.height > MOST_PIXELS:
-        raise BadSample(
-            f"{picture.format} of {picture.width} × {picture.height}, {len(payload)} bytes: "
-            f"expected at most {MOST_PIXELS:,} pixels"
-        )
-    return picture
+        raise BadSample(f"expected at most {MOST_PIXELS:,} pixels")
 
 
 def _as_rgb(picture: Image.Image) -> Image.Image:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from datacache.compiled import compiled
-from datacache.order import Flags, Ids
+from datacache.order import Flags, Ids, compiled
 
 Bytes = npt.NDArray[np.uint8]
 Boxes = npt.NDArray[np.float64]

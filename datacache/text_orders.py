@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from datacache.order import BatchOrder, Flags, Ids, Permutation, check_rank
+from datacache.order import BatchOrder, Flags, Ids, Permutation, check_at_least, check_rank, check_step
 
 _BATCHES, _WITHIN_BUCKET, _WINDOWS = range(5, 8)  # so that keys differ from those of datacache.order
 Tokens = npt.NDArray[np.int32]
@@ -77,11 +77,9 @@ class LengthBuckets(BatchOrder):
         self._last_batches = np.cumsum(self._batches)
 
     def steps(self) -> int:
-        """Return how many global batches an epoch has."""
         return int(self._last_batches[-1])
 
     def batch(self, epoch: int, step: int, rank: int, world_size: int) -> Ids:
-        """Return the ids a rank reads at a step, as a new array; rows that only pad repeat the last one."""
         bucket, part = self._global_batch(epoch, step)
         rows, _ = _rows_of_rank(len(part), rank, world_size, self._multiple)
         within = Permutation(int(self._sizes[bucket]), _WITHIN_BUCKET, self.seed, epoch, bucket)
@@ -89,13 +87,12 @@ class LengthBuckets(BatchOrder):
         return ids
 
     def counts(self, epoch: int, step: int, rank: int, world_size: int) -> Flags:
-        """Return for each sample of a rank's batch whether it counts."""
         _, part = self._global_batch(epoch, step)
         return _rows_of_rank(len(part), rank, world_size, self._multiple)[1]
 
     def _global_batch(self, epoch: int, step: int) -> tuple[int, range]:
         """Return the bucket of a step, and the positions in the bucket's order of its sentences."""
-        _check_step(step, self.steps())
+        check_step(step, self.steps())
         batch = Permutation(self.steps(), _BATCHES, self.seed, epoch)[step]
         bucket = int(np.searchsorted(self._last_batches, batch, side="right"))
         size, batches = int(self._sizes[bucket]), int(self._batches[bucket])
@@ -124,9 +121,7 @@ class TextOrder(BatchOrder):
     """
 
     def __init__(self, tokens: npt.ArrayLike, length: int, global_batch: int, seed: int, ahead: int) -> None:
-        for name, value in (("length", length), ("global_batch", global_batch)):
-            if value < 1:
-                raise ValueError(f"{name}: expected at least 1, got {value}")
+        check_at_least(1, length=length, global_batch=global_batch)
         counts = np.asarray(tokens, np.int64)
         self.samples, self.length, self.global_batch = len(counts), length, global_batch
         self.seed, self.ahead = seed, ahead
@@ -152,7 +147,6 @@ class TextOrder(BatchOrder):
         return found
 
     def counts(self, epoch: int, step: int, rank: int, world_size: int) -> Flags:
-        """Return for each row of a rank's batch whether it counts."""
         spans = self.spans(epoch, step, rank, world_size)
         return spans.stops > spans.starts
 
@@ -215,12 +209,10 @@ class Windows(TextOrder):
         self.windows = -(-self.positions // length)
 
     def steps(self) -> int:
-        """Return how many global batches an epoch has; they have equally many windows, but for one."""
         return -(-self.windows // self.global_batch)
 
     def spans(self, epoch: int, step: int, rank: int, world_size: int) -> Spans:
-        """Return the rows of a rank at a step; those of one rank of one are the global batch."""
-        _check_step(step, self.steps())
+        check_step(step, self.steps())
         part = _part(self.windows, step, self.steps())
         rows, counts = _rows_of_rank(len(part), rank, world_size, self._multiple)
         windows = Permutation(self.windows, _WINDOWS, self.seed, epoch).at(part.start + rows)
@@ -252,12 +244,10 @@ class Streams(TextOrder):
             )
 
     def steps(self) -> int:
-        """Return how many global batches an epoch has."""
         return -(-len(_part(self.positions, self.global_batch - 1, self.global_batch)) // self.length)
 
     def spans(self, epoch: int, step: int, rank: int, world_size: int) -> Spans:
-        """Return the rows of a rank at a step; those of one rank of one are the global batch."""
-        _check_step(step, self.steps())
+        check_step(step, self.steps())
         check_rank(rank, world_size)
         rows = -(-self.global_batch // world_size)
         streams = np.arange(rank * rows, (rank + 1) * rows, dtype=np.int64)
@@ -277,8 +267,3 @@ def _rows_of_rank(rows: int, rank: int, world_size: int, multiple: int) -> tuple
     of_each = -(-rows // (world_size * multiple)) * multiple
     dealt = rank + world_size * np.arange(of_each, dtype=np.int64)
     return np.minimum(dealt, rows - 1), dealt < rows
-
-
-def _check_step(step: int, steps: int) -> None:
-    if not 0 <= step < steps:
-        raise ValueError(f"step: expected 0 to {steps - 1}, got {step}")

@@ -8,7 +8,7 @@ r"""Sources of samples: a class for each format of central storage.
 """
 
 from datacache.sources.arrays import Arrays, StoredArrays
-from datacache.sources.base import Source, StoredSource
+from datacache.sources.base import Source, StoredSource, manifest_of
 from datacache.sources.cifar import CIFAR10
 from datacache.sources.image_folder import ImageFolder
 from datacache.sources.lmdb import LMDB
@@ -30,6 +30,7 @@ __all__ = [
     "TFRecord",
     "TextLines",
     "Tokenized",
+    "manifest_of",
     "pack_pair",
     "unpack_pair",
     "unpack_tokens",

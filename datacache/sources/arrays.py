@@ -12,7 +12,7 @@ import xxhash
 from datacache.errors import SourceChanged
 from datacache.manifest import Manifest
 from datacache.order import Ids
-from datacache.sources.base import Source, StoredSource, check_ids, names, stamps
+from datacache.sources.base import Source, StoredSource, check_ids, stamps
 from datacache.storage import File, ProgressCallback, no_report
 
 Images = npt.NDArray[np.uint8]
@@ -32,8 +32,7 @@ class Arrays(Source):
         self._labels = labels
 
     def scan(self, report: ProgressCallback = no_report) -> Manifest:
-        """See :meth:`Source.scan`; ``report`` counts samples."""
-        manifest = _manifest([self._file()], self._images.shape, 0, self._labels)
+        manifest = self._manifest([self._file()], **_columns(self._images.shape, 0, self._labels))
         report(len(manifest), len(manifest))
         return manifest
 
@@ -69,11 +68,9 @@ class StoredArrays(StoredSource):
         self._labels = labels
 
     def files(self, report: ProgressCallback = no_report) -> list[File]:
-        """See :meth:`StoredSource.files`: images and labels, in this order."""
         return [self._storage.file(self._images), self._storage.file(self._labels)]
 
     def scan(self, report: ProgressCallback = no_report) -> Manifest:
-        """See :meth:`Source.scan`; ``report`` counts samples."""
         files = self.files()
         shape, header_bytes = self._header(files[0])
         path = f"{self.url}/{self._labels}"
@@ -82,7 +79,7 @@ class StoredArrays(StoredSource):
         except (ValueError, EOFError) as error:
             raise ValueError(f"{path}: expected a .npy file: {error}") from error
         _check_labels(path, labels, shape[0])
-        manifest = _manifest(files, shape, header_bytes, labels)
+        manifest = self._manifest(files, **_columns(shape, header_bytes, labels))
         report(len(manifest), len(manifest))
         return manifest
 
@@ -105,22 +102,18 @@ class StoredArrays(StoredSource):
         return shape, head.tell()
 
 
-def _manifest(
-    files: list[File], shape: tuple[int, ...], first_byte: int, labels: npt.NDArray[Any]
-) -> Manifest:
+def _columns(shape: tuple[int, ...], first_byte: int, labels: npt.NDArray[Any]) -> dict[str, Any]:
+    """Return the manifest's columns of images of this shape, which follow each other in a file."""
     samples = shape[0]
     one = (*shape[1:], 1) if len(shape) == 3 else shape[1:]
     size = math.prod(one)
-    return Manifest(
-        payload="array",
-        files=names(files),
-        stamps=stamps(files),
-        file=np.zeros(samples, np.int32),
-        start=first_byte + size * np.arange(samples, dtype=np.int64),
-        sizes=np.full(samples, size, np.int64),
-        labels=labels.astype(np.int64),
-        shape=one,
-    )
+    return {
+        "file": np.zeros(samples, np.int32),
+        "start": first_byte + size * np.arange(samples, dtype=np.int64),
+        "sizes": np.full(samples, size, np.int64),
+        "labels": labels.astype(np.int64),
+        "shape": one,
+    }
 
 
 def _check_images(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:

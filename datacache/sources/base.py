@@ -1,18 +1,23 @@
-"""The interface of sources, and what sources of stored files share."""
+"""The interface of sources, their stored manifests, and what sources of stored files share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from datacache.errors import SourceChanged
+from datacache.errors import SourceChanged, Untrusted
 from datacache.manifest import Manifest, Texts
 from datacache.order import Ids
-from datacache.requests import Range
-from datacache.storage import File, ProgressCallback, Storage, no_report
+from datacache.storage import File, ProgressCallback, Range, Storage, no_report
+from datacache.store import locks
+from datacache.store.files import append_line, check_folder, make_folder, read_file
+
+_SUPERSEDED = ".superseded"
+SCAN_SECONDS = 300.0  # that processes wait for the one that scans, before each scans itself
 
 
 class Source(ABC):
@@ -42,6 +47,69 @@ class Source(ABC):
         It lists the files and reads no samples.
         """
 
+    def _manifest(self, files: Sequence[File], **columns: Any) -> Manifest:
+        """Return the manifest of samples in these files."""
+        return Manifest(payload=self.payload, files=names(files), stamps=stamps(files), **columns)
+
+
+def manifest_of(
+    source: Source, folder: Path | None, name: str, report: ProgressCallback = no_report
+) -> Manifest:
+    """Return the manifest of a source, from ``folder`` if it is stored there and the source has not changed.
+
+    ``name`` identifies the source, by its URL and options. If several processes call this, one scans and the
+    others wait, five minutes at most. Raises ``Untrusted`` if other users can change the folder.
+    """
+    if folder is None:
+        return source.scan(report)
+    readable = "".join(each if each.isalnum() else "-" for each in name)[-60:]
+    path = folder / f"manifest-{readable}-{xxhash.xxh3_64_hexdigest(name.encode())}.npz"
+    try:
+        make_folder(folder)
+        with locks.exclusive(path.with_suffix(".lock"), SCAN_SECONDS) as held:
+            return _stored(source, path) or _scan(source, path if held else None, report)
+    except Untrusted:
+        raise
+    except OSError:  # the folder cannot be written
+        return _stored(source, path) or _scan(source, None, report)
+
+
+def superseded(folder: Path) -> set[str]:
+    """Return the fingerprints of manifests that sources had before they changed."""
+    before: set[str] = set()
+    check_folder(folder)
+    for path in folder.glob(f"manifest-*{_SUPERSEDED}"):
+        before |= set(read_file(path).decode().split())
+    if not before:
+        return before
+    return before - {_fingerprint(path) for path in folder.glob("manifest-*.npz")}
+
+
+def _scan(source: Source, path: Path | None, report: ProgressCallback) -> Manifest:
+    manifest = source.scan(report)
+    if path is not None:
+        before = _fingerprint(path)
+        if before is not None and before != manifest.fingerprint:
+            append_line(path.with_suffix(_SUPERSEDED), before)
+        manifest.save(path)
+    return manifest
+
+
+def _fingerprint(path: Path) -> str | None:
+    try:
+        return Manifest.load(path).fingerprint
+    except (OSError, ValueError):
+        return None
+
+
+def _stored(source: Source, path: Path) -> Manifest | None:
+    try:
+        manifest = Manifest.load(path)
+        source.check(manifest)
+    except (OSError, SourceChanged, ValueError):
+        return None
+    return manifest
+
 
 class StoredSource(Source):
     """Samples that are ranges of files in a :class:`Storage`."""
@@ -54,10 +122,6 @@ class StoredSource(Source):
     def files(self, report: ProgressCallback = no_report) -> list[File]:
         """Return the files of the samples, always in the same order."""
 
-    def _manifest(self, files: Sequence[File], **columns: Any) -> Manifest:
-        """Return the manifest of samples in these files."""
-        return Manifest(payload=self.payload, files=names(files), stamps=stamps(files), **columns)
-
     def ranges(self, manifest: Manifest, ids: Ids) -> list[Range]:
         """Return the range of each sample."""
         columns = (manifest.file, manifest.start, manifest.sizes)
@@ -66,7 +130,6 @@ class StoredSource(Source):
         return [Range(manifest.files[file], start, size) for file, start, size in rows]
 
     def read(self, manifest: Manifest, ids: Ids) -> list[bytes]:
-        """See :meth:`Source.read`; near samples share a request, requests run in parallel."""
         check_ids(manifest, ids)
         return self.read_ranges(self.ranges(manifest, ids))
 

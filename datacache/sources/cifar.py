@@ -41,11 +41,9 @@ class CIFAR10(StoredSource):
         self._names = PARTS[part]
 
     def files(self, report: ProgressCallback = no_report) -> list[File]:
-        """See :meth:`StoredSource.files`: the batches by number."""
         return [self._file(name) for name in self._names]
 
     def scan(self, report: ProgressCallback = no_report) -> Manifest:
-        """See :meth:`Source.scan`; ``report`` counts bytes."""
         files = self.files()
         counts = [self._count(file) for file in files]
         add = progress(sum(file.size for file in files), report)

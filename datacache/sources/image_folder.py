@@ -8,9 +8,8 @@ import numpy as np
 
 from datacache.manifest import Manifest, Split
 from datacache.order import Ids
-from datacache.requests import Range
 from datacache.sources.base import StoredSource, labels_by_folder, names
-from datacache.storage import File, ProgressCallback, no_report
+from datacache.storage import File, ProgressCallback, Range, no_report
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff")
 
@@ -40,7 +39,6 @@ class ImageFolder(StoredSource):
         return [file for file in self._storage.files(report) if _is_image(file.path)]
 
     def scan(self, report: ProgressCallback = no_report) -> Manifest:
-        """See :meth:`Source.scan`; ``report`` counts folders."""
         files = self.files(report)
         if not files:
             raise ValueError(f"{self.url}: expected images ({', '.join(ENDINGS)}) in folders, found none")
@@ -56,7 +54,7 @@ class ImageFolder(StoredSource):
         return manifest if self._split is None else self._split.of(manifest)
 
     def ranges(self, manifest: Manifest, ids: Ids) -> list[Range]:
-        """See :meth:`StoredSource.ranges`: whole files, so that a file that grew is detected."""
+        # so that a file that grew is detected
         return [replace(wanted, whole=True) for wanted in super().ranges(manifest, ids)]
 
 

@@ -44,7 +44,6 @@ class LMDB(Source):
         self._process = 0
 
     def scan(self, report: ProgressCallback = no_report) -> Manifest:
-        """See :meth:`Source.scan`; ``report`` counts keys."""
         stamp = self._stamp()
         sizes, labels = array("q"), array("q")
         keys = Texts.of(self._keys(sizes, labels, report))
@@ -75,7 +74,6 @@ class LMDB(Source):
         return payloads
 
     def check(self, manifest: Manifest) -> None:
-        """See :meth:`Source.check`: any later transaction counts as a change of all samples."""
         if (manifest.stamps != self._stamp()).any():
             raise SourceChanged(
                 f"{self._path}: was written to after the manifest was made; build the manifest again"

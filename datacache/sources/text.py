@@ -12,9 +12,8 @@ import numpy.typing as npt
 from datacache.errors import BadSample
 from datacache.manifest import Manifest
 from datacache.order import Flags, Ids
-from datacache.requests import Range
 from datacache.sources.base import StoredSource, check_ids
-from datacache.storage import File, ProgressCallback, Storage, no_report, progress
+from datacache.storage import File, ProgressCallback, Range, Storage, no_report, progress
 
 BLOCK_BYTES = 8 << 20
 LONGEST_SHOWN = 60
@@ -95,7 +94,6 @@ class _NamedFiles(StoredSource):
         self._names = names
 
     def files(self, report: ProgressCallback = no_report) -> list[File]:
-        """See :meth:`StoredSource.files`: in the order in which they were named."""
         return [self._storage.file(name) for name in self._names]
 
     def _find_lines(self, files: list[File], report: ProgressCallback) -> list[Lines]:
@@ -116,7 +114,6 @@ class TextLines(_NamedFiles):
         super().__init__(url, [names] if isinstance(names, str) else list(names), storage)
 
     def scan(self, report: ProgressCallback = no_report) -> Manifest:
-        """See :meth:`Source.scan`; ``report`` counts bytes."""
         files = self.files()
         found = self._find_lines(files, report)
         of_file = [np.full(len(lines), number, np.int32) for number, lines in enumerate(found)]
@@ -153,7 +150,6 @@ class LabelledText(_NamedFiles):
         self._classes = None if classes is None else tuple(classes)
 
     def scan(self, report: ProgressCallback = no_report) -> Manifest:
-        """See :meth:`Source.scan`; ``report`` counts bytes."""
         (file,) = files = self.files()
         (lines,) = self._find_lines(files, report)
         lines.check_none_blank(self.url)
@@ -200,7 +196,6 @@ class ParallelText(_NamedFiles):
         super().__init__(url, (source, target), storage)
 
     def scan(self, report: ProgressCallback = no_report) -> Manifest:
-        """See :meth:`Source.scan`; ``report`` counts bytes."""
         files = self.files()
         source, target = self._find_lines(files, report)
         self._check_partners(source, target)

@@ -55,7 +55,6 @@ class TFRecord(StoredSource):
         return [file for file in self._storage.files(report) if fnmatch(file.path, self._pattern)]
 
     def scan(self, report: ProgressCallback = no_report) -> Manifest:
-        """See :meth:`Source.scan`; ``report`` counts bytes."""
         files = self.files()
         add = progress(sum(file.size for file in files), report)
         parts = self._storage.in_parallel(lambda file: self._scan_file(file, add), files)

@@ -65,7 +65,6 @@ class Tokenized(Source):
         self._texts: tuple[str, Manifest] | None = None  # of the tokens' manifest with this fingerprint
 
     def scan(self, report: ProgressCallback = no_report) -> Manifest:
-        """See :meth:`Source.scan`; ``report`` counts samples."""
         texts = self._source.scan()
         counts: list[npt.NDArray[np.int64]] = []
         for start in range(0, len(texts), SCANNED_SAMPLES):

@@ -16,7 +16,7 @@ import os
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -200,25 +200,28 @@ class UnsealedStore:
         return np.stack([self._starts, self._sizes])
 
 
-@dataclass(frozen=True)
-class _Complete:
-    """The contents of ``COMPLETE``. ``end``: bytes of all records; ``index``: xxh3_128 of the index."""
-
-    samples: int
-    end: int
-    index: str
-    format: int = FORMAT
-
-
 class SealedStore:
-    """The files of a store that has all its records and never changes; for any threads, without locks."""
+    """The files of a store that has all its records and never changes; for any threads, without locks.
+
+    Raises :class:`Damaged` if a file is missing, or not what was written.
+    """
 
     def __init__(self, folder: Path, seed: int) -> None:
-        complete = _read_complete(folder, seed)
-        self._starts, self._sizes = _read_index(folder, complete)
+        complete = read_facts(folder / COMPLETE, seed)
+        if complete.get("format") != FORMAT:
+            raise Damaged(f"{folder / COMPLETE}: expected format {FORMAT}, got {complete.get('format')}")
+        try:
+            index = read_file(folder / INDEX)
+        except FileNotFoundError:
+            index = b""
+        if xxh3_128_hexdigest(index) != complete["index"] or len(index) != 16 * complete["samples"]:
+            raise Damaged(f"{folder / INDEX}: not what was written")
+        self._starts, self._sizes = np.frombuffer(index, "<i8").reshape(2, -1)
         self._records = RecordFile(folder / RECORDS)
-        if self._records.length() != complete.end:
-            raise Damaged(f"{folder / RECORDS}: expected {complete.end} bytes, got {self._records.length()}")
+        if self._records.length() != complete["end"]:
+            raise Damaged(
+                f"{folder / RECORDS}: expected {complete['end']} bytes, got {self._records.length()}"
+            )
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -229,31 +232,16 @@ class SealedStore:
 
 
 def seal(folder: Path, store: UnsealedStore, seed: int) -> None:
-    """Sync a complete store, write its index, and last ``COMPLETE``; the caller holds the writers' lock."""
+    """Sync a complete store, write its index, and last ``COMPLETE``; the caller holds the writers' lock.
+
+    ``COMPLETE`` has the number of records, the bytes of all, and the xxh3_128 of the index.
+    """
     extents = store.sync()
     index = extents.astype("<i8").tobytes()
     write_atomic(folder / INDEX, index)
     samples, end = extents.shape[1], int(extents.sum(axis=0).max(initial=0))
-    write_facts(folder / COMPLETE, asdict(_Complete(samples, end, xxh3_128_hexdigest(index))), seed)
-
-
-def _read_complete(folder: Path, seed: int) -> _Complete:
-    facts = read_facts(folder / COMPLETE, seed)
-    if facts.get("format") != FORMAT:
-        raise Damaged(f"{folder / COMPLETE}: expected format {FORMAT}, got {facts.get('format')}")
-    return _Complete(**facts)
-
-
-def _read_index(folder: Path, complete: _Complete) -> npt.NDArray[np.int64]:
-    """Return where the records start and how long they are, in bytes, shape ``(2, samples)``."""
-    path = folder / INDEX
-    try:
-        content = read_file(path)
-    except FileNotFoundError:
-        content = b""
-    if xxh3_128_hexdigest(content) != complete.index or len(content) != 16 * complete.samples:
-        raise Damaged(f"{path}: not what was written")
-    return np.frombuffer(content, "<i8").reshape(2, complete.samples)
+    complete = {"samples": samples, "end": end, "index": xxh3_128_hexdigest(index), "format": FORMAT}
+    write_facts(folder / COMPLETE, complete, seed)
 
 
 def _checks(content: memoryview, seed: int) -> npt.NDArray[np.uint64]:

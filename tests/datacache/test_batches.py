@@ -7,8 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from datacache.batches import prefetch
-from datacache.collation import ALIGNMENT, Buffers
+from datacache.batches import ALIGNMENT, Buffers, prefetch
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "float32"])

@@ -18,7 +18,6 @@ from datacache import (
     Order,
     Preprocessing,
     StorageFailed,
-    catalogue,
     manifest_of,
 )
 from datacache.storage import no_report
@@ -183,7 +182,7 @@ def test_folders_that_cannot_be_made_are_said_once_each_and_training_reads_throu
 def test_a_process_that_is_stopped_while_it_scans_is_not_waited_for_without_limit(
     pictures, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(catalogue, "SCAN_SECONDS", 0.3)
+    monkeypatch.setattr("datacache.sources.base.SCAN_SECONDS", 0.3)
     monkeypatch.setattr(locks, "_SILENT_SECONDS", 0.1)
     ready = FORK.Event()
 

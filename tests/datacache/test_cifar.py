@@ -6,8 +6,8 @@ import fsspec
 import numpy as np
 import pytest
 
-from datacache import CIFAR10, Arrays, CacheDirs, CentreCrop, DataCache, Manifest, Order, Preprocessing
-from datacache.errors import BadSample, SourceChanged, StorageFailed
+from datacache import CIFAR10, Manifest
+from datacache.errors import BadSample, SourceChanged
 from datacache.sources import cifar
 
 COUNTS = (3, 1, 4, 2, 5)  # records of each batch; the published ones have 10,000 each
@@ -84,35 +84,6 @@ def test_the_test_part_is_its_own_file(url):
     assert source.read(manifest, np.arange(6)) == [image.tobytes() for image in TEST_IMAGES]
 
 
-def test_batches_through_the_cache_are_those_of_the_same_arrays(url, tmp_path):
-    order = Order(samples=TOTAL, shards=1, global_batch=4, seed=3)
-    crop = CentreCrop(32, ratio=1.0, dtype="uint8")
-
-    def batches(source, dirs):
-        cache = DataCache(source, preprocessing=Preprocessing("array", 32), dirs=dirs)
-        made = [
-            (batch.images.copy(), batch.labels.copy())
-            for epoch in range(2)
-            for batch in cache.batches(order, crop, 0, 1, epoch)
-        ]
-        counts = cache.counts
-        cache.close()
-        return made, counts
-
-    dirs = CacheDirs(disk=tmp_path / "disk", memory=tmp_path / "memory")
-    made, counts = batches(CIFAR10(url), dirs)
-    expected, _ = batches(Arrays(IMAGES, LABELS), CacheDirs())
-    assert len(made) == len(expected) == 6
-    for (images, labels), (expected_images, expected_labels) in zip(made, expected, strict=True):
-        np.testing.assert_array_equal(images, expected_images)
-        np.testing.assert_array_equal(labels, expected_labels)
-    assert counts.storage == len({sample for epoch in range(2) for sample in _read(order, epoch)})
-
-
-def _read(order: Order, epoch: int) -> list[int]:
-    return [sample for step in range(3) for sample in order.batch(epoch, step, 0, 1).tolist()]
-
-
 @pytest.mark.parametrize("size", [0, 1, RECORD - 1, RECORD + 1, 4 * RECORD - 5])
 def test_a_file_that_is_no_row_of_records_is_named_with_its_size(url, size):
     put(url, {"data_batch_3.bin": bytes(size)})
@@ -156,42 +127,3 @@ def test_a_batch_that_changed_or_shrank_is_noticed(url, tmp_path):
     with pytest.raises(SourceChanged, match="data_batch_5.bin: has 3073 bytes, at least .* expected"):
         source.read(manifest, np.array([TOTAL - 1]))
     assert source.read(manifest, np.array([0])) == [IMAGES[0].tobytes()]
-
-
-def test_ids_that_are_no_samples_are_refused(url):
-    source = CIFAR10(url)
-    manifest = source.scan()
-    for ids in ([TOTAL], [0, -1]):
-        with pytest.raises(ValueError, match=rf"ids: expected 0 … {TOTAL - 1}, got"):
-            source.read(manifest, np.array(ids))
-
-
-class _Failing:
-    """A filesystem that answers only every ``every``-th time it is asked."""
-
-    def __init__(self, filesystem, every: int):
-        self._filesystem, self._every, self.asked = filesystem, every, 0
-
-    def __getattr__(self, name):
-        found = getattr(self._filesystem, name)
-
-        def fail(*positional, **named):
-            self.asked += 1
-            if self.asked % self._every:
-                raise ConnectionResetError
-            return found(*positional, **named)
-
-        return fail if name in ("info", "cat_file") else found
-
-
-def test_a_storage_that_fails_is_asked_again_and_given_up_in_the_end(url):
-    # one request at a time: the answers that get lost are then the same in every run
-    source = CIFAR10(url, storage={"first_wait_seconds": 0.001, "threads": 1, "attempts": 3})
-    working = source._storage._filesystem
-    source._storage._filesystem = failing = _Failing(working, every=2)
-    manifest = source.scan()
-    assert source.read(manifest, np.arange(TOTAL)) == [image.tobytes() for image in IMAGES]
-    assert failing.asked == 2 * (5 + 5 + 5)  # sizes, scans and reads of five files, each asked for twice
-    source._storage._filesystem = _Failing(working, every=4)
-    with pytest.raises(StorageFailed, match="data_batch_1.bin: 3 attempts failed.*ConnectionResetError"):
-        source.scan()

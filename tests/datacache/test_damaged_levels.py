@@ -10,20 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datacache.errors import CacheFull
 from datacache.order import Ids
 from datacache.store.record_store import Misses, RecordStore
-from datacache.store.records import pack, seed_of, unpack
+from datacache.store.records import pack
 from tests.datacache.processes import FORK
+from tests.datacache.stores import SHM, Samples
 from tests.extent import ALL
 
-IDS = np.arange(3, 123, 2)
-FINGERPRINT = "damage"
-SEED = seed_of(FINGERPRINT)
-PAYLOADS = {key: random.Random(key).randbytes(100 + key * 37 % 3000) for key in IDS.tolist()}
-SIZES = np.array([len(PAYLOADS[key]) for key in IDS.tolist()])
+SAMPLES = Samples("damage", np.arange(3, 123, 2), 3000)
+IDS, FINGERPRINT = SAMPLES.ids, SAMPLES.fingerprint
+make, put, read_right = SAMPLES.make, SAMPLES.put, SAMPLES.read_right
 ROUNDS = {"memory": 12 if ALL else 3, "disk": 3 if ALL else 1}  # a disk is synced in each
-SHM = Path("/dev/shm")
 
 
 def flip(content: bytes, generator: random.Random) -> bytes:
@@ -71,27 +68,11 @@ def damage(path: Path, change: str, generator: random.Random) -> None:
         path.write_bytes(function(content, generator))
 
 
-def make(root: Path) -> RecordStore:
-    return RecordStore(root, FINGERPRINT, IDS, SIZES)
-
-
-def put(cache: RecordStore, ids: Ids) -> None:
-    cache.put_many(ids, [pack(key, PAYLOADS[key], seed=SEED) for key in ids.tolist()])
-
-
-def read_right(cache: RecordStore) -> Misses:
-    def use(position: int, record: memoryview) -> None:
-        key = int(IDS[position])
-        assert unpack(key, record, verify=True, seed=SEED)[0] == PAYLOADS[key]
-
-    return cache.read_many(IDS, use)
-
-
 def recover(cache: RecordStore) -> None:
     """Do what training does: put what is missing, replace what is damaged."""
     misses = read_right(cache)
     damaged = IDS[misses.damaged]
-    cache.replace(damaged, [pack(key, PAYLOADS[key], seed=SEED) for key in damaged.tolist()])
+    cache.replace(damaged, SAMPLES.records(damaged))
     put(cache, IDS[misses.missing])
     cache.seal()
 
@@ -162,14 +143,11 @@ def test_whatever_happens_to_a_file_of_a_level_no_process_ends_and_no_sample_is_
     assert process.exitcode == 0, f"ended by {(folder / 'case').read_text()}"
 
 
-def another(root: Path) -> Path:
-    """Make a complete level of other samples with the same ids and sizes; return its folder."""
-    seed = seed_of("another")
-    with RecordStore(root, "another", IDS, SIZES) as cache:
-        others = [pack(key, bytes(len(PAYLOADS[key])), seed=seed) for key in IDS.tolist()]
-        cache.put_many(IDS, others)
-        assert cache.seal()
-        return cache.folder
+class Another(Samples):
+    """Other samples with the same ids and sizes."""
+
+    def records(self, ids: Ids) -> list[bytes]:
+        return [pack(key, bytes(len(self.payloads[key])), (key,), seed=self.seed) for key in ids.tolist()]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +163,7 @@ def test_files_of_another_data_set_with_equal_ids_and_sizes_are_not_taken_for_ou
         put(cache, IDS[:stored])
         cache.seal()
         folder = cache.folder
-    others = another(tmp_path)
+    others = Another("another", IDS, 3000).sealed(tmp_path)
     for path in sorted(others.iterdir()):
         if names is None or path.name in names:
             shutil.copy(path, folder / path.name)
@@ -194,21 +172,6 @@ def test_files_of_another_data_set_with_equal_ids_and_sizes_are_not_taken_for_ou
         with make(tmp_path) as cache:
             recover(cache)
             assert read_right(cache) == Misses([], [])
-
-
-def test_a_level_whose_folder_is_removed_while_it_is_filled_is_read_on_and_said_once(folder: Path) -> None:
-    with make(folder / "cache") as cache:
-        put(cache, IDS[:20])
-        shutil.rmtree(folder / "cache")
-        with pytest.raises(CacheFull, match="nothing more is stored here .it was removed."):
-            put(cache, IDS[20:30])
-        put(cache, IDS[30:])
-        assert cache.is_full
-        assert read_right(cache) == Misses(list(range(20, len(IDS))), [])
-        assert not cache.seal()
-    with make(folder / "cache") as cache:
-        recover(cache)
-        assert cache.is_sealed
 
 
 def test_a_level_made_again_by_others_is_not_touched_by_who_fills_the_removed_one(folder: Path) -> None:

@@ -5,8 +5,8 @@ import pytest
 
 from commlib.transport import simulated
 from datacache import Arrays, CacheDirs, CentreCrop, DataCache, Order
+from datacache.cache import fetch_remote_samples
 from datacache.errors import Damaged
-from datacache.exchange import fetch_remote_samples
 
 SAMPLES = 601
 

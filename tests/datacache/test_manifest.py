@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -42,11 +41,6 @@ def test_texts_are_the_strings_they_were_made_of(strings, key):
         texts[len(strings)]
 
 
-def test_texts_hold_no_object_for_each_string():
-    texts = Texts.of(f"n01440764/n01440764_{number}.JPEG" for number in range(10_000))
-    assert sys.getsizeof(texts.buffer) + texts.ends.nbytes < 45 * 10_000
-
-
 def test_what_was_saved_is_loaded(tmp_path):
     saved = manifest()
     saved.save(tmp_path / "manifest")
@@ -65,16 +59,10 @@ def test_the_fingerprint_is_the_same_on_every_machine():
     assert manifest().fingerprint == "359eb9fa74342893cb38c77ba9cd3c8f"
 
 
-@pytest.mark.parametrize("name", COLUMNS)
-def test_every_number_counts_for_the_fingerprint(name):
-    column = getattr(manifest(), name).copy()
-    column[-1] -= 1
-    assert manifest(**{name: column}).fingerprint != manifest().fingerprint
-
-
 @pytest.mark.parametrize(
     "changes",
     [
+        *({name: [*getattr(manifest(), name)[:-1], 0]} for name in COLUMNS),
         {"payload": "array"},
         {"files": Texts.of(["a/ä.jp", "gb/2.jpg"])},
         {"classes": ("a", "c")},
@@ -85,7 +73,7 @@ def test_every_number_counts_for_the_fingerprint(name):
         {"more": {"other": np.array([4, 5, 6])}},
     ],
 )
-def test_everything_else_counts_for_the_fingerprint(changes):
+def test_everything_counts_for_the_fingerprint(changes):
     assert manifest(**changes).fingerprint != manifest().fingerprint
 
 
@@ -173,11 +161,6 @@ def test_a_file_of_another_format_is_refused_as_such(tmp_path):
         np.savez(file, facts=np.frombuffer(facts, np.uint8))
     with pytest.raises(ValueError, match="manifest of format 99, expected 1; delete it"):
         Manifest.load(path)
-
-
-def test_a_file_that_is_not_there_is_not_called_damaged(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        Manifest.load(tmp_path / "manifest")
 
 
 def test_what_was_there_stays_when_saving_fails(tmp_path, monkeypatch):

@@ -36,10 +36,6 @@ def test_a_permutation_has_every_number_once(size):
     assert (found == 1).all()
 
 
-def test_an_empty_permutation_has_nothing():
-    assert len(Permutation(0, 1).at(np.empty(0, np.int64))) == len(Permutation(0, 1)) == 0
-
-
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 def test_all_permutations_of_a_few_are_equally_likely(size):
     keys = 200 * math.factorial(size)
@@ -74,13 +70,6 @@ def test_another_key_gives_an_unrelated_permutation():
     for key in [(2, 4), (3, 3), (3, 2), (2,), (2, 3, 0)]:
         same = Permutation(100_000, 2, 3).at(positions) == Permutation(100_000, *key).at(positions)
         assert same.sum() < 10  # as many as of two drawn independently: one in the mean
-
-
-def test_any_position_is_there_without_the_others():
-    permutation = Permutation(1000, 5)
-    values = permutation.at(np.arange(1000))
-    assert [permutation[position] for position in range(1000)] == values.tolist()
-    assert (permutation.at(np.array([999, 0, 999])) == values[[999, 0, 999]]).all()
 
 
 def test_permutations_are_the_same_for_ever():
@@ -215,11 +204,6 @@ def test_how_many_samples_a_shard_has_of_each_other_is_drawn_in_each_epoch():
     assert len(counts) == 6
 
 
-def test_without_an_exchange_nothing_leaves_its_shard():
-    reader, owner = travellers(Order(4000, 4, 40, seed=3), 1)
-    assert (reader == owner).all()
-
-
 @pytest.mark.parametrize("order", [*EXCHANGED, Order(1440, 3, 48, seed=5)])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 def test_the_home_of_a_sample_is_a_rank_that_has_it(order, world_size):
@@ -232,10 +216,6 @@ def test_the_home_of_a_sample_is_a_rank_that_has_it(order, world_size):
                 assert number in parts[home]
                 asked[home] += 1
     assert asked.max() < 2 * asked.mean()  # a rank may be at the border of two shards
-
-
-def test_no_ranks_need_nothing():
-    assert len(Order(100, 2, 4, seed=1).part([], 2)) == 0
 
 
 def test_hash_placement_mixes_what_the_manifest_sorts():
@@ -288,6 +268,7 @@ def test_the_order_is_the_same_for_ever():
         ({"global_batch": 6}, "global_batch: expected a multiple of shards = 4, got 6"),
         ({"global_batch": 0}, "global_batch: expected a multiple of shards = 4, got 0"),
         ({"placement": "random"}, "placement: expected 'manifest' or 'hash', got 'random'"),
+        ({"remainder": "keep"}, "remainder: expected 'drop' or 'pad', got 'keep'"),
         ({"exchange": 1.1}, "exchange: expected a share from 0 to 1, got 1.1"),
         ({"shards": 1, "exchange": 0.1}, "exchange: expected 0 where there is one shard, got 0.1"),
     ],
@@ -312,9 +293,13 @@ def test_an_impossible_place_is_refused(place, error):
         Order(100, 4, 8, seed=1).batch(**{"epoch": 0, "step": 0, "rank": 0, "world_size": 2, **place})
 
 
-def test_an_unknown_remainder_is_refused():
-    with pytest.raises(ValueError, match="remainder: expected 'drop' or 'pad', got 'keep'"):
-        Order(100, 4, 8, seed=1, remainder="keep")
+@pytest.mark.parametrize(
+    ("step", "world_size", "error"),
+    [(-1, 1, "step: expected 0 to 2, got -1"), (3, 1, "got 3"), (0, 3, "world_size: expected 1, got 3")],
+)
+def test_an_impossible_place_of_an_evaluation_is_refused(step, world_size, error):
+    with pytest.raises(ValueError, match=error):
+        EvaluationOrder(21, 7, 1).batch(0, step, 0, world_size)
 
 
 # ---------------------------------------------------------------------- evaluation
@@ -334,23 +319,6 @@ def test_every_rank_evaluates_as_many_full_batches_and_every_sample_counts_once(
             counted.extend(ids[counts])
     assert sorted(counted) == list(range(samples))
     assert order.part(range(world_size), world_size).tolist() == list(range(samples))
-
-
-def test_nothing_is_evaluated_in_no_steps():
-    order = EvaluationOrder(0, 7, 3)
-    assert order.steps() == 0
-    assert len(order.part(range(3), 3)) == 0
-
-
-@pytest.mark.parametrize("step", [-1, 3])
-def test_a_step_beyond_the_evaluation_is_refused(step):
-    with pytest.raises(ValueError, match=f"step: expected 0 to 2, got {step}"):
-        EvaluationOrder(21, 7, 1).batch(0, step, 0, 1)
-
-
-def test_an_evaluation_of_other_ranks_is_refused():
-    with pytest.raises(ValueError, match="world_size: expected 2, got 3"):
-        EvaluationOrder(21, 7, 2).batch(0, 0, 0, 3)
 
 
 # ------------------------------------------------------------------------ orders of one's own

@@ -3,7 +3,6 @@
 Real processes, forked, on a disk or in /dev/shm.
 """
 
-import multiprocessing
 import os
 import random
 import resource
@@ -22,49 +21,21 @@ from datacache.capacity import free_bytes
 from datacache.errors import CacheFull, Damaged
 from datacache.order import Ids
 from datacache.store import locks, record_store
-from datacache.store.record_store import Misses, RecordStore
-from datacache.store.records import pack, seed_of, unpack
+from datacache.store.record_store import Misses
+from tests.datacache.processes import FORK
+from tests.datacache.stores import SHM, Samples
 from tests.extent import ALL
 
-FORK = multiprocessing.get_context("fork")
-IDS = np.arange(5, 1205, 2)
+SAMPLES = Samples("faults", np.arange(5, 1205, 2), 9000)
+IDS, FINGERPRINT, SIZES = SAMPLES.ids, SAMPLES.fingerprint, SAMPLES.sizes
+make, put, read_right = SAMPLES.make, SAMPLES.put, SAMPLES.read_right
 PROCESSES = 3
 BATCH = 12
 KILLS = 30 if ALL else 6
 # Batches after which some 5 % of the records still miss, as all are drawn at random.
 KILLED_BEFORE = 3 * len(IDS) // BATCH
-FINGERPRINT = "faults"
-SEED = seed_of(FINGERPRINT)
-SHM = Path("/dev/shm")
 NO_SHM = pytest.mark.skipif(not SHM.is_dir(), reason="there is no /dev/shm")
 NOT_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a filesystem takes root")
-
-
-def payload(key: int) -> bytes:
-    """Return records of which some share pages and some have their own, no two alike."""
-    return random.Random(key).randbytes(100 + key * 37 % 9000)
-
-
-PAYLOADS = {key: payload(key) for key in IDS.tolist()}
-SIZES = np.array([len(PAYLOADS[key]) for key in IDS.tolist()])
-
-
-def make(root: Path, ids: Ids = IDS, sizes: Ids = SIZES) -> RecordStore:
-    return RecordStore(root, FINGERPRINT, ids, sizes)
-
-
-def put(cache: RecordStore, ids: Ids) -> None:
-    cache.put_many(ids, [pack(key, PAYLOADS[key], seed=SEED) for key in ids.tolist()])
-
-
-def read_right(cache: RecordStore, ids: Ids = IDS) -> Misses:
-    """Read the ids; everything that is delivered must be right."""
-
-    def use(position: int, record: memoryview) -> None:
-        key = int(ids[position])
-        assert unpack(key, record, verify=True, seed=SEED)[0] == PAYLOADS[key]
-
-    return cache.read_many(ids, use)
 
 
 def fill(root: Path, seed: int, steps: MutableSequence[int], rank: int, killed_at: int | None) -> None:
@@ -208,7 +179,7 @@ def test_a_stopped_process_costs_a_put_and_not_the_run(root: Path, monkeypatch: 
         assert not cache.seal()
         process.kill()
         process.join(10)
-        put(cache, IDS)
+        put(cache)
         assert cache.seal()
 
 
@@ -244,11 +215,6 @@ def assert_full_is_said_once(root: Path, sizes: Ids) -> None:
         assert len(misses.missing) == len(IDS) - cache.stored()
     with make(root, sizes=sizes) as cache:
         assert read_right(cache) == misses, "the next start finds the same"
-
-
-@NOT_ROOT
-def test_a_full_tmpfs_is_said_once_and_reading_goes_on(small: Path) -> None:
-    assert_full_is_said_once(small / "cache", np.full(len(IDS), 10))
 
 
 @NOT_ROOT
@@ -312,64 +278,22 @@ def flip(path: Path, bits: list[int]) -> None:
 
 
 def test_of_1000_flipped_bits_all_are_caught_and_all_values_are_right(root: Path) -> None:
+    SAMPLES.sealed(root)
     with make(root) as cache:
-        put(cache, IDS)
-        assert cache.seal()
         data = cache.folder / "records"
         bits = random.Random(1).sample(range(8 * data.stat().st_size), 1000)
         flipped = np.array(bits) // 8
-        hit = [
-            place
-            for place, (begin, end) in enumerate(spans(cache))
-            if np.any((begin <= flipped) & (flipped < end))
-        ]
+        ends = np.cumsum([len(record) for record in SAMPLES.records(IDS)])  # in the order of the ids
+        hit = np.unique(np.searchsorted(ends, flipped, side="right")).tolist()
         assert len(hit) > 100
         flip(data, bits)
         misses = read_right(cache)
         assert misses == Misses([], hit)
         put_again = IDS[misses.damaged]
-        cache.replace(put_again, [pack(key, PAYLOADS[key], seed=SEED) for key in put_again.tolist()])
+        cache.replace(put_again, SAMPLES.records(put_again))
         assert read_right(cache) == Misses([], [])
     with make(root) as cache:
         assert read_right(cache) == Misses([], [])
-
-
-def spans(cache: RecordStore) -> list[tuple[int, int]]:
-    """Return where each id's record begins and ends in the data file (which may hold older copies too)."""
-    sealed = cache._sealed
-    assert sealed is not None
-    starts, sizes = sealed._starts, sealed._sizes
-    content = (cache.folder / "records").read_bytes()
-    found = list(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
-    for (begin, end), key in zip(found, IDS.tolist(), strict=True):
-        assert content[begin:end] == pack(key, PAYLOADS[key], seed=SEED)
-    return found
-
-
-@pytest.mark.parametrize("share", [1, 20])
-def test_damage_to_the_pages_that_lead_to_records_does_nothing_once_sealed(root: Path, share: int) -> None:
-    with make(root) as cache:
-        put(cache, IDS)
-        assert cache.seal()
-        data = cache.folder / "records"
-        content = data.read_bytes()
-        free = np.ones(len(content), bool)
-        for begin, end in spans(cache):
-            free[begin:end] = False
-        places = np.flatnonzero(free)[::share]
-        with data.open("r+b", buffering=0) as file:
-            for place in places.tolist():
-                file.seek(place)
-                file.write(bytes([content[place] ^ 0xFF]))
-        assert read_right(cache) == Misses([], [])
-
-        def open_anew() -> None:
-            with make(root) as own:
-                os._exit(0 if own.is_sealed and read_right(own) == Misses([], []) else 1)
-
-        process = start(open_anew)
-        process.join(30)
-        assert process.exitcode == 0
 
 
 def test_an_open_log_found_damaged_is_not_written_and_the_level_made_again(root: Path) -> None:
@@ -385,19 +309,19 @@ def test_an_open_log_found_damaged_is_not_written_and_the_level_made_again(root:
         assert log.stat().st_size == 310 * 32
     with make(root) as cache:
         assert cache.stored() == 0
-        put(cache, IDS)
+        put(cache)
         assert cache.seal()
         assert read_right(cache) == Misses([], [])
 
 
 def test_a_disk_that_cannot_read_costs_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with make(tmp_path / "cache") as cache:
-        put(cache, IDS)
+        put(cache)
         assert cache.seal()
         pread = os.pread
 
         def failing(descriptor: int, size: int, begin: int) -> bytes:
-            if size == len(pack(int(IDS[4]), PAYLOADS[int(IDS[4])], seed=SEED)):
+            if size == len(SAMPLES.records(IDS[4:5])[0]):
                 raise OSError(5, "Input/output error")
             return pread(descriptor, size, begin)
 
@@ -416,7 +340,7 @@ def test_a_sealed_level_that_cannot_be_opened_for_a_moment_is_not_dropped(
         raise OSError(24, "Too many open files")
 
     with make(root) as cache, make(root) as other:
-        put(cache, IDS)
+        put(cache)
         assert cache.seal()
         with monkeypatch.context() as patched:
             patched.setattr(record_store, "SealedStore", without_descriptors)

@@ -266,11 +266,8 @@ def of(images: bytes, labels: bytes) -> bytes:
     ("data", "message"),
     [
         (flipped(GOOD, 3), "no TFRecord, or damaged: the length's checksum is another"),
-        (flipped(GOOD, 9), "no TFRecord, or damaged: the length's checksum is another"),
         (flipped(GOOD, 20), "damaged: the data's checksum is another"),
-        (flipped(GOOD, -2 + len(GOOD)), "damaged: the data's checksum is another"),
         (GOOD[:-1], r"cut off: it would end at byte \d+ of \d+"),
-        (GOOD[:5], r"cut off: it would end at byte \d+ of \d+"),
         (b"\x1f\x8b" + bytes(40), "the length's checksum is another; it is gzip: unpack it"),
         (record(b""), "1 at byte .*: has no feature 'image/encoded'"),
         (record(example(b"", -1)), r"label: expected at least 0 \(label_offset\), got -1"),
@@ -278,10 +275,8 @@ def of(images: bytes, labels: bytes) -> bytes:
         (record(example(b"", 1).replace(b"\x1a\x03\x0a\x01\x01", b"\x1a\x03\x0a\x01\x81")), "without an end"),
         (record(b"\x0a\x05\x0a\x80\x80\x80\x01"), "a field is longer than what holds it"),
         (record(b"\x0b"), "no tf.train.Example: wire type 3"),
-        (record(b"\xff" * 20), "an integer without an end"),
         (record(of(field(1, b"x") * 2, field(1, b"\x01"))), "image: expected a list of one .*, got 2"),
         (record(of(field(1, b"x"), field(1, b"\x01\x02"))), "label: expected a list of one integer, got 2"),
-        (record(of(b"", field(1, b"\x01"))), "image: expected a list of one .*, got 0"),
     ],
 )
 def test_records_that_are_damaged_or_no_images_are_named(memory, data, message):
@@ -313,8 +308,6 @@ def test_folders_without_records_are_refused(memory):
     put(memory, {"empty": b""})
     with pytest.raises(ValueError, match=r"expected TFRecord files that match 'a\*', found no record"):
         TFRecord(memory, pattern="a*").scan()
-    with pytest.raises(ValueError, match=r"expected TFRecord files that match '\*', found no record"):
-        TFRecord(memory).scan()
 
 
 # LMDB
@@ -439,7 +432,6 @@ def test_arrays_that_are_no_images_are_refused(memory, images, labels, message):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"no array", "expected a .npy file"),
         (b"", "expected a .npy file"),
         (saved(pixels(3, 4, 5))[:-1], r"expected 188 bytes for shape \(3, 4, 5\), got 187"),
         (saved(np.asfortranarray(pixels(3, 4, 5))), "got Fortran order"),
@@ -491,13 +483,11 @@ def test_text_comes_line_by_line_and_file_after_file_without_blank_lines(url, la
     ("german", "english", "message"),
     [
         (b"a\nb\n", b"a\n", "got 2 in de and 1 in en: line 2 of de has no translation"),
-        (b"a\nb", b"a\nb\nc\nd", "got 2 in de and 4 in en: line 3 of en has no translation"),
         (b"a\nb\nc", b"a\n\n \n", "/en: line 2 is empty: expected text in each, 2 of 3 have none"),
         (b"a\nb\n\t", b"a\nb\nc\n", "/de: line 3 is empty: expected text in each, 1 of 3 have none"),
         (b"", b"", "expected at least one sample"),
         (b"a\n\xff", b"a\nb", "/de: byte 2: no UTF-8: invalid start byte"),
         (b"a\xc3", b"a", "/de: byte 1: no UTF-8: unexpected end of data"),
-        (b"a\n\xe2\x82b", b"a\nb", "/de: byte 2: no UTF-8: invalid continuation byte"),
     ],
 )
 @pytest.mark.usefixtures("block_bytes")
@@ -537,7 +527,6 @@ def test_labelled_texts_come_with_their_labels(url, content):
     [
         (b"a\tb\nno label\n", "/x: line 2: expected label<TAB>text, got 'no label'"),
         (b"a\t \n", r"/x: line 1: expected label<TAB>text, got 'a\\t '"),
-        (b"\tb\n", r"/x: line 1: expected label<TAB>text, got '\\tb'"),
         (b"w" * 100, f"/x: line 1: expected label<TAB>text, got '{'w' * 60}…'"),
         (b"a\tb\n\na\tc", "/x: line 2 is empty"),
         (b"a\tb\nc\td", "/x: line 2 has label 'c', which is none of the 2 classes"),
@@ -604,18 +593,10 @@ def test_tokens_of_another_encoder_or_of_changed_text_are_not_used(tmp_path):
         source.check(manifest)
 
 
-def test_only_text_is_tokenized():
-    with pytest.raises(ValueError, match="expected one of text, got one of payload 'array'"):
-        Tokenized(Arrays(pixels(2, 3, 3), np.arange(2)), Codepoints())
-
-
-def test_two_lines_of_tokens_are_told_apart_or_refused():
+def test_two_lines_of_a_payload_are_told_apart_or_refused():
     for payload in (b"", np.array([2, 5], np.int32).tobytes(), np.array([-1, 5], np.int32).tobytes()):
         with pytest.raises(BadSample, match="tokens of two lines"):
             unpack_tokens(payload, pair=True)
-
-
-def test_a_pair_of_lines_holds_one_line_break():
     with pytest.raises(ValueError, match="expected no line break in it, got 'a\\\\nb'"):
         pack_pair("x", "a\nb")
     for payload in (b"a", b"a\nb\nc"):

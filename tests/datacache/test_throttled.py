@@ -1,8 +1,6 @@
 """The emulated central storage: right bytes, the promised slowness and failures."""
 
 import os
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,10 +9,7 @@ import fsspec
 import pytest
 
 from benchmarks import throttled
-from benchmarks.throttled import Limits, bytes_per_second, counts, serve
-from tests.launching import ROOT
-
-SAMPLE_BYTES = 110_000
+from benchmarks.throttled import bytes_per_second, counts, serve
 
 
 def contents(number: int, size: int = 1000) -> bytes:
@@ -34,15 +29,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """200 files of 110 KB."""
-    root = tmp_path_factory.mktemp("samples")
-    for number in range(200):
-        (root / f"{number:03}.jpg").write_bytes(os.urandom(SAMPLE_BYTES))
-    return root
-
-
 def test_every_file_is_found_with_size_and_version_by_one_request_a_folder(folder):
     with serve(folder) as url:
         fs, root = fsspec.url_to_fs(url)
@@ -57,15 +43,6 @@ def test_every_file_is_found_with_size_and_version_by_one_request_a_folder(folde
         path = there[name.removeprefix(f"{root}/")]
         assert (facts["size"], facts["type"]) == (path.stat().st_size, "file")
     assert len({facts["ETag"] for facts in found.values()}) == len(found)
-
-
-def test_a_changed_file_has_another_version(tmp_path):
-    (tmp_path / "a").write_bytes(b"before")
-    with serve(tmp_path) as url:
-        fs, root = fsspec.url_to_fs(url)
-        before = fs.find(root, detail=True)[f"{root}/a"]["ETag"]
-        (tmp_path / "a").write_bytes(b"behind")
-        assert fs.find(root, detail=True)[f"{root}/a"]["ETag"] != before
 
 
 def test_files_and_ranges_are_read_byte_for_byte_and_counted(folder):
@@ -97,36 +74,14 @@ def test_what_is_not_there_is_a_file_not_found_error(folder):
             fs.find(f"{root}/missing", detail=True)
 
 
-_CLIENT = """
-import sys, fsspec, benchmarks.throttled
-fs, root = fsspec.url_to_fs(sys.argv[1])
-for number in range(int(sys.argv[2]), 200, 2):
-    assert len(fs.cat_file(f"{root}/{number:03}.jpg")) == 110_000
-"""
-
-
-def test_threads_and_processes_together_get_the_rate_of_one_link(samples):
-    with serve(samples, rate="200mbit") as url, ThreadPoolExecutor(4) as threads:
-        command = [sys.executable, "-c", _CLIENT, url, "0"]
-        begun = time.perf_counter()
-        other = subprocess.Popen(command, cwd=ROOT)
+def test_threads_share_the_rate_of_one_link_and_each_request_waits_its_latency(folder):
+    with serve(folder, rate="100mbit", latency_seconds=0.1) as url, ThreadPoolExecutor(4) as threads:
         fs, root = fsspec.url_to_fs(url)
-        list(threads.map(lambda number: fs.cat_file(f"{root}/{number:03}.jpg"), range(1, 200, 2)))
-        assert other.wait() == 0
+        begun = time.perf_counter()
+        list(threads.map(lambda _: fs.cat_file(f"{root}/large.bin"), range(4)))
         seconds = time.perf_counter() - begun
-        assert counts(url).bytes == 200 * SAMPLE_BYTES
     # never faster, whatever else the machine does
-    assert seconds > 0.99 * 200 * SAMPLE_BYTES / bytes_per_second("200mbit")
-
-
-def test_requests_wait_their_latency_at_the_same_time(folder):
-    with serve(folder, latency_seconds=1.0) as url, ThreadPoolExecutor(16) as threads:
-        fs, root = fsspec.url_to_fs(url)
-        begun = time.perf_counter()
-        assert list(threads.map(lambda _: fs.cat_file(f"{root}/empty.bin"), range(16))) == [b""] * 16
-        seconds = time.perf_counter() - begun
-    # One after the other could not be done before 16 s: a busy machine has 15 s of its own.
-    assert 1.0 <= seconds < 16.0
+    assert seconds > 0.1 + 0.99 * 4_000_000 / bytes_per_second("100mbit")
 
 
 def _outcomes(url: str, requests: int) -> list[str]:
@@ -162,17 +117,3 @@ def test_a_folder_that_cannot_be_listed_is_an_error_and_not_empty(folder):
         for _ in range(2):
             with pytest.raises(OSError, match=f"throttled://{root}/"):
                 fs.find(root, detail=True)
-
-
-@pytest.mark.parametrize(
-    ("limits", "key"),
-    [
-        ({"rate": "1 Gb/s"}, "rate"),
-        ({"rate": "0mbit"}, "rate"),
-        ({"latency_seconds": -1.0}, "latency_seconds"),
-        ({"failures": 1.5}, "failures"),
-    ],
-)
-def test_limits_that_make_no_sense_are_refused(limits, key):
-    with pytest.raises(ValueError, match=key):
-        Limits(**limits)

@@ -7,10 +7,10 @@ from functools import partial
 from commlib import Topology
 from datacache import management
 from datacache.capacity import readable
-from datacache.catalogue import superseded
 from datacache.errors import Untrusted
 from datacache.levels import CacheDirs
 from datacache.management import CacheFolder
+from datacache.sources.base import superseded
 from training.commands.printing import Table
 from training.config.config import load
 from training.config.records import Cache
@@ -82,7 +82,7 @@ def info(path: str | None, overrides: Sequence[str]) -> None:
     Table("samples that are stored here", header, [_row(each) for each in folders]).print()
     for root in dict.fromkeys(each.path.parent for each in folders):
         own = [each for each in folders if each.path.parent == root]
-        print(f"{root}: {readable(management.total_bytes(own))} in {len(own)} folders")
+        print(f"{root}: {readable(sum(each.bytes for each in own))} in {len(own)} folders")
 
 
 def _row(folder: CacheFolder) -> list[str]:

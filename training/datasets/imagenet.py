@@ -1,14 +1,13 @@
 """ImageNet, or any pictures in its formats."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Any
 
 from commlib.errors import look_up
 from datacache import ImageFolder, TFRecord
 from datacache.manifest import Split
-from datacache.storage import Storage
+from datacache.storage import Listing, Storage
 from training.datasets.dataset import ImageDataset, check_whole
 
 CHANNELS = 3
@@ -68,15 +67,7 @@ def imagenet(
     return ImageDataset(training, test, channels=CHANNELS, classes=len(names), class_names=tuple(names))
 
 
-@dataclass(frozen=True)
-class _Names:
-    """The names right below a URL."""
-
-    folders: list[str]
-    files: list[str]
-
-
-def _classes(url: str, contents: _Names, expected: int | None) -> list[str]:
+def _classes(url: str, contents: Listing, expected: int | None) -> list[str]:
     """Return the names of the classes, which are those of the folders at a URL."""
     names = [name for name in contents.folders if not name.startswith(".")]
     if not names:
@@ -86,7 +77,7 @@ def _classes(url: str, contents: _Names, expected: int | None) -> list[str]:
     return names
 
 
-def _check_split(path: str, format: str | None, contents: _Names, share: float) -> None:
+def _check_split(path: str, format: str | None, contents: Listing, share: float) -> None:
     if not isinstance(share, float) or not 0 < share < 1:
         raise ValueError(f"validation_share: expected a number in (0, 1), got {share!r}")
     if format not in (None, "image_folder"):
@@ -100,12 +91,12 @@ def _check_split(path: str, format: str | None, contents: _Names, share: float) 
 FORMATS = {"image_folder": f"folders {' and '.join(FOLDERS)}", "tfrecord": f"files {' and '.join(PATTERNS)}"}
 
 
-def _format_at(path: str, given: str | None, contents: _Names) -> str:
+def _format_at(path: str, given: str | None, contents: Listing) -> str:
     """Return the given format, or the only one that is there."""
     asked = FORMATS if given is None else {given: look_up(FORMATS, "format", given)}
     is_there = {
         "image_folder": set(FOLDERS) <= set(contents.folders),
-        "tfrecord": all(any(fnmatch(name, pattern) for name in contents.files) for pattern in PATTERNS),
+        "tfrecord": all(any(fnmatch(file.path, pattern) for file in contents.files) for pattern in PATTERNS),
     }
     there = [name for name in asked if is_there[name]]
     if len(there) == 1:
@@ -115,24 +106,13 @@ def _format_at(path: str, given: str | None, contents: _Names) -> str:
     expected = " or ".join(f"{described} ({name})" for name, described in asked.items())
     if "image_folder" in asked and contents.folders and not set(FOLDERS) & set(contents.folders):
         expected += ", or folders of classes and validation_share"
-    found = sorted([*(f"{name}/" for name in contents.folders), *contents.files])
+    found = sorted([*(f"{name}/" for name in contents.folders), *(file.path for file in contents.files)])
     shown = [*found[:NAMES_SHOWN], *(["…"] if len(found) > NAMES_SHOWN else [])]
     raise ValueError(f"{path}: expected {expected}, found {', '.join(shown) or 'nothing'}")
 
 
-def _contents(url: str, storage: Mapping[str, Any] | None) -> _Names:
+def _contents(url: str, storage: Mapping[str, Any] | None) -> Listing:
     try:
-        return _Top(url.rstrip("/"), **(storage or {})).contents()
+        return Storage(url.rstrip("/"), **(storage or {})).top()
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{url}: no such folder") from error
-
-
-class _Top(Storage):
-    """A storage of which only the top folder is listed: below it may be a million files."""
-
-    def contents(self) -> _Names:
-        """Return the names there, sorted."""
-        self._filesystem.invalidate_cache()
-        level = self._level([self._root])
-        folders = (self._relative(name.rstrip("/")) or name for name in level.folders)
-        return _Names(sorted(folders), sorted(file.path for file in level.files))

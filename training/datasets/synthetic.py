@@ -80,20 +80,16 @@ class Numbers(Vocabulary):
 
     @property
     def size(self) -> int:
-        """See :class:`Vocabulary`."""
         return self._size
 
     @property
     def has_mask(self) -> bool:
-        """See :class:`Vocabulary`."""
         return True
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """See :class:`Vocabulary`."""
         return [[*(int(word) + SPECIAL for word in text.split()), END] for text in texts]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """See :class:`Vocabulary`."""
         found = [int(token) for token in tokens]
         text = found[: found.index(END)] if END in found else found
         return " ".join(str(token - SPECIAL) for token in text if token >= SPECIAL)
@@ -108,7 +104,6 @@ class TextsInMemory(Source):
         self._payloads, self._labels, self._classes = payloads, labels, tuple(classes)
 
     def scan(self, report: ProgressCallback = no_report) -> Manifest:
-        """See :meth:`Source.scan`; ``report`` counts samples."""
         count = len(self._payloads)
         report(count, count)
         return Manifest(

@@ -13,7 +13,7 @@ from commlib.network import node_of_ranks
 from commlib.tuning.probe import WIRES, Job, Profile
 from datacache import CacheDirs
 from datacache.capacity import free_bytes, free_memory_bytes
-from datacache.management import list_folders, total_bytes
+from datacache.management import list_folders
 from training.config.config import Config
 from training.plan.cluster import ClusterFile, load_cluster
 from training.run.autotune import path_for
@@ -91,7 +91,7 @@ class Site:
 
 def _room_in(folder: Path) -> int:
     """Return the bytes that a folder can have: what it has, and what is free."""
-    return free_bytes(folder) + total_bytes(list(list_folders(folder)))
+    return free_bytes(folder) + sum(each.bytes for each in list_folders(folder))
 
 
 def nodes_of(ranks: int, ranks_per_node: int | Sequence[int]) -> list[list[int]]:
