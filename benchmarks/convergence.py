@@ -31,20 +31,7 @@ from training.config.reading import resolve
 from training.tasks import TASKS, Metric
 
 DENSE = "dense"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One variant on one layout: the last value of the metric of each seed."""
-
-    variant: str
-    layout: tuple[int, ...]
-    values: Sequence[float]
-
-    @property
-    def mean(self) -> float:
-        """Over the seeds."""
-        return fmean(self.values)
+Ends = dict[tuple[str, tuple[int, ...]], list[float]]  # last values of the metric, by variant and layout
 
 
 def metrics_of(experiment: Mapping[str, Any]) -> Mapping[str, Metric]:
@@ -53,37 +40,28 @@ def metrics_of(experiment: Mapping[str, Any]) -> Mapping[str, Metric]:
     return TASKS[task if isinstance(task, str) else task["name"]].metrics
 
 
-def rows(records: Iterable[Mapping[str, Any]], experiment: Mapping[str, Any], name: str) -> list[Row]:
-    """Return a row for each variant and layout of an experiment that has a record, in the plan's order."""
-    own = [record for record in records if record["case"]["experiment"] == name]
-    found = []
-    for runs in experiment["runs"]:
-        for variant in runs["variants"]:
-            layout = tuple(runs["ranks"])
-            told = [each for each in own if _is_of(each, variant, layout)]
-            if told:
-                values = [each["epochs"][-1][experiment["metric"]] for each in told]
-                found.append(Row(variant, layout, values))
-    return found
+def ends_of(records: Iterable[Mapping[str, Any]], experiment: Mapping[str, Any]) -> Ends:
+    """Return what the runs of an experiment end with, in the order of the plan."""
+    found: Ends = {
+        (variant, tuple(runs["ranks"])): [] for runs in experiment["runs"] for variant in runs["variants"]
+    }
+    for record in records:
+        case = case_of(record)
+        found[case.variant, case.layout].append(record["epochs"][-1][experiment["metric"]])
+    return {place: values for place, values in found.items() if values}
 
 
-def _is_of(record: Mapping[str, Any], variant: str, layout: tuple[int, ...]) -> bool:
-    case = record["case"]
-    return case["variant"] == variant and tuple(case["layout"]) == layout
-
-
-def table(own: Sequence[Row], experiment: Mapping[str, Any]) -> str:
+def table(ends: Ends, experiment: Mapping[str, Any]) -> str:
     """Return the table of an experiment: where each variant ends, and how far that is from dense."""
     metric = metrics_of(experiment)[experiment["metric"]]
     form = ".2%" if metric.share else ".4g"
-    (dense,) = (row for row in own if row.variant == DENSE)
+    (dense,) = (fmean(values) for (variant, _), values in ends.items() if variant == DENSE)
     lines = []
-    for row in own:
-        ends = f"{min(row.values):{form}} … {max(row.values):{form}}"
-        apart = row.mean - dense.mean if metric.share else row.mean / dense.mean - 1
-        against = f"{100 * apart:+.2f} points" if metric.share else f"{apart:+.1%}"
-        shown = [str(len(row.values)), f"{row.mean:{form}}", ends, "" if row is dense else against]
-        lines.append([row.variant, " + ".join(map(str, row.layout)), *shown])
+    for (variant, layout), values in ends.items():
+        mean, between = fmean(values), f"{min(values):{form}} … {max(values):{form}}"
+        against = f"{100 * (mean - dense):+.2f} points" if metric.share else f"{mean / dense - 1:+.1%}"
+        shown = [str(len(values)), f"{mean:{form}}", between, "" if variant == DENSE else against]
+        lines.append([variant, " + ".join(map(str, layout)), *shown])
     header = ["reducer", "ranks", "seeds", experiment["label"], "smallest … largest", "against dense"]
     return markdown(header, lines)
 
@@ -101,11 +79,12 @@ def draw_curves(path: Path, records: Sequence[Mapping[str, Any]], experiment: Ma
     The metric after each epoch, or with ``curve: loss`` the loss in training.
     """
     is_loss = experiment.get("curve") == "loss"
-    layout = tuple(experiment["runs"][0]["ranks"])
+    layout = experiment["runs"][0]["ranks"]
     with docs_picture(path, 6.5, 3.0) as figure:
         axes = figure.subplots()
         for color, variant in zip(PALETTE, experiment["drawn"], strict=False):
-            told = [each for each in records if _is_of(each, variant, layout)]
+            wanted = {"variant": variant, "layout": layout}.items()
+            told = [each for each in records if wanted <= each["case"].items()]
             if told and is_loss:
                 values = np.mean([each["losses"] for each in told], axis=0)
                 steps = sum(epoch["steps"] for epoch in told[0]["epochs"]) / len(values)
@@ -264,8 +243,9 @@ def blocks(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> 
     """Return what the page has from the plan and the records, by the names of its marks."""
     found = {}
     for name, experiment in content["experiments"].items():
-        if own := rows(records, experiment, name):
-            found |= {f"{name}, settings": settings(experiment), name: table(own, experiment)}
+        own = [record for record in records if record["case"]["experiment"] == name]
+        if ends := ends_of(own, experiment):
+            found |= {f"{name}, settings": settings(experiment), name: table(ends, experiment)}
     return found
 
 

@@ -17,6 +17,8 @@ import numpy as np
 from training.process.tf_logging import import_tensorflow
 import_tensorflow()
 import keras
+import horovod.tensorflow as hvd
+hvd.init()
 from benchmarks.horovod_exchange import build_horovod
 from training.config.config import Config
 from training.run.build import build
@@ -36,6 +38,8 @@ for parts in (build, build_horovod):
 if trainer.rank == 0:
     print("differ by", np.abs(found[0] - found[1]).max())
     print("overlaps", trainer.parts.exchange.gradients.overlaps)
+trainer.topology.world.barrier()
+hvd.shutdown()
 """
 
 

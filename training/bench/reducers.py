@@ -310,8 +310,7 @@ def measure(plan: Plan) -> Iterator[Record]:
 
 def _prediction(plan: Plan, candidate: Candidate, nodes: Nodes) -> dict[str, Any] | None:
     """Return the prediction of the cost model, or ``None`` for a reducer that declares no cost."""
-    reducer = REDUCERS.get(candidate.name)
-    if reducer is None or reducer.cost is None:
+    if REDUCERS[candidate.name].cost is None:
         return None
     density = plan.density if candidate.sparse else None
     wire: dict[str, Any] = {"wire": candidate.wire} if candidate.wire else {}

@@ -185,12 +185,11 @@ def case_table(records: Sequence[Record]) -> Table:
         rows.append([subject, *found, *(times(record.ratio) for record in own)])
     peers = {record.peer: record for record in records}
     header = ["selector", "ms", "min ms", "max ms", *(f"× {name}" for name in peers)]
-    notes = [_note_of(record) for record in peers.values()]
+    notes = []
+    for name, record in peers.items():
+        note = str(record.missing)
+        if record.peer_seconds is not None:
+            median, runs = milliseconds(record.peer_seconds.median), record.peer_seconds.runs
+            note = f"how many times as fast as its {median} ms, the median of {runs}"
+        notes.append(f"× {name}: {note}")
     return Table(title + ("  (quick)" if case["quick"] else ""), header, rows, notes)
-
-
-def _note_of(record: Record) -> str:
-    if record.peer_seconds is None:
-        return f"× {record.peer}: {record.missing}"
-    median, runs = milliseconds(record.peer_seconds.median), record.peer_seconds.runs
-    return f"× {record.peer}: how many times as fast as its {median} ms, the median of {runs}"
