@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datacache.augmentation import Augmentation, CentreCrop, PackedImages
+from datacache.augmentation import Augmentation, CentreCrop
+from datacache.resampling import PackedImages
 from tests.extent import more
 
 SHAPES = [(1, 1), (1, 9), (9, 1), (2, 2), (3, 5), (8, 8), (33, 47), (128, 171), (150, 100)]
