@@ -348,14 +348,6 @@ def test_names_paths_and_options_are_checked_before_any_file_is(name, path, opti
         check_dataset(name, path, options)
 
 
-def test_manifests_of_equal_data_sets_are_kept_once(tmp_path):
-    for _ in range(2):
-        make_dataset("synthetic", side=4, samples=10, test_samples=2).manifest("training", tmp_path)
-    make_dataset("synthetic", side=4, samples=11, test_samples=2).manifest("training", tmp_path)
-    make_dataset("synthetic", side=4, samples=11, test_samples=2).manifest("test", tmp_path)
-    assert len(list(tmp_path.glob("manifest-*.npz"))) == 3
-
-
 def test_labels_of_hand_made_data_sets_are_checked_too():
     source = Arrays(np.zeros((3, 2, 2), np.uint8), np.array([0, 1, 2]))
     assert len(ImageDataset(source, source, channels=1, classes=3).manifest("test")) == 3
