@@ -129,7 +129,9 @@ def test_unfinished_it_is_joined_and_only_the_rest_is_put(root: Path) -> None:
         put(store, IDS[:100])
     with make(root) as store:
         assert store.missing_ids().tolist() == IDS[100:].tolist()
-        put(store, store.missing_ids())
+        put(store, IDS[100:-1])
+        assert not store.seal()
+        put(store, IDS[-1:])
         assert store.seal()
         assert read_right(store) == Misses([], [])
 
