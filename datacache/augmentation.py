@@ -15,8 +15,6 @@ from datacache.batches import Array, BatchSpec, Collation, Pools
 from datacache.order import GOLDEN, Flags, Ids, compiled, folded, key_of, mixed
 from datacache.resampling import Boxes, Float32, PackedImages, resample
 
-__all__ = ["Augmentation", "CentreCrop", "Crop", "PackedImages"]
-
 DTYPES = ("uint8", "float16", "float32")
 LARGEST_LEVEL = 255
 TRIES = 10

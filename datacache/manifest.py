@@ -126,13 +126,13 @@ class Manifest:
         """
         data = read_file(Path(path))
         try:
-            columns = _unzipped(data)
+            with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+                columns = dict(archive)
             facts = json.loads(columns["facts"].tobytes())
-            if facts["format"] == FORMAT:
-                manifest = cls._restored(facts, columns)
+            manifest = cls._restored(facts, columns) if facts["format"] == FORMAT else None
         except Exception as error:  # damaged bytes raise many kinds of errors in an archive's reader
             raise ValueError(f"{path}: {_DAMAGED} ({type(error).__name__}: {error})") from error
-        if facts["format"] != FORMAT:
+        if manifest is None:
             raise ValueError(f"{path}: manifest of format {facts['format']}, expected {FORMAT}; {_REMEDY}")
         if manifest.fingerprint != facts["fingerprint"]:
             raise ValueError(f"{path}: {_DAMAGED} (its fingerprint does not match)")
@@ -261,8 +261,3 @@ def _frozen(column: npt.ArrayLike, kind: Any) -> npt.NDArray[Any]:
 
 def _extent(column: npt.NDArray[Any]) -> str:
     return f"{column.min()} … {column.max()}"
-
-
-def _unzipped(data: bytes) -> dict[str, npt.NDArray[np.uint8]]:
-    with np.load(io.BytesIO(data), allow_pickle=False) as columns:
-        return {name: columns[name] for name in columns.files}

@@ -142,7 +142,8 @@ def _shrink_array(pixels: npt.NDArray[np.uint8], shorter_side: int | None) -> np
 
 def _decode(payload: bytes, shorter_side: int | None) -> npt.NDArray[np.uint8]:
     """Return the picture decoded and shrunk; any error of the decoder becomes a :class:`BadSample`."""
-    what = f"no picture: {len(payload)} bytes that begin with {payload[:8].hex(' ')}"
+    begin = f" that begin with {payload[:8].hex(' ')}" if payload else ""
+    what = f"no picture: {len(payload)} bytes{begin}"
     try:
         picture = Image.open(io.BytesIO(payload), formats=FORMATS)  # reads the header only
         what = f"{picture.format} of {picture.width} × {picture.height}, {len(payload)} bytes"

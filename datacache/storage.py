@@ -62,26 +62,21 @@ class Range:
     whole: bool = False
 
 
-@dataclass(slots=True)
-class Request:
-    """One request, and the positions of the ranges that it answers."""
+def joined(ranges: Sequence[Range]) -> list[tuple[Range, list[int]]]:
+    """Return the ranges to request, and the positions of the ranges that each covers.
 
-    range: Range
-    positions: list[int] = field(default_factory=list)
-
-
-def joined(ranges: Sequence[Range]) -> list[Request]:
-    """Return requests that cover all ranges; ranges of a file with a small gap between them share one."""
-    requests: list[Request] = []
+    Ranges of a file with a small gap between them share a request.
+    """
+    requests: list[tuple[Range, list[int]]] = []
     for position in sorted(range(len(ranges)), key=lambda at: (ranges[at].path, ranges[at].start)):
         wanted = ranges[position]
-        last = requests[-1].range if requests else None
-        if last is not None and _is_near(last, wanted):
+        positions: list[int] = []
+        if requests and _is_near(requests[-1][0], wanted):
+            last, positions = requests.pop()
             end = max(last.start + last.length, wanted.start + wanted.length)
-            requests[-1].range = Range(last.path, last.start, end - last.start, last.whole)
-        else:
-            requests.append(Request(wanted))
-        requests[-1].positions.append(position)
+            wanted = Range(last.path, last.start, end - last.start, last.whole)
+        positions.append(position)
+        requests.append((wanted, positions))
     return requests
 
 
@@ -186,11 +181,12 @@ class Storage:
         """Return the bytes of each range, in order, by parallel requests; near ranges share a request."""
         results = [b""] * len(ranges)
 
-        def answer(request: Request) -> None:
-            data = self._read(request.range)
-            for position in request.positions:
+        def answer(request: tuple[Range, list[int]]) -> None:
+            asked, positions = request
+            data = self._read(asked)
+            for position in positions:
                 wanted = ranges[position]
-                at = wanted.start - request.range.start
+                at = wanted.start - asked.start
                 results[position] = data[at : at + wanted.length]
 
         self.in_parallel(answer, joined(ranges))

@@ -8,12 +8,12 @@ image and the label are parsed.
 
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Any
 
 import google_crc32c
 import numpy as np
+import numpy.typing as npt
 
 from datacache.errors import BadSample
 from datacache.manifest import Manifest
@@ -58,31 +58,32 @@ class TFRecord(StoredSource):
         files = self.files()
         add = progress(sum(file.size for file in files), report)
         parts = self._storage.in_parallel(lambda file: self._scan_file(file, add), files)
-        if not any(parts):
+        samples = np.concatenate([np.empty((0, 3), np.int64), *parts])
+        if not len(samples):
             raise ValueError(
                 f"{self.url}: expected TFRecord files that match {self._pattern!r}, found no record"
             )
         counts = [len(part) for part in parts]
+        starts, sizes, labels = samples.T
         return self._manifest(
             files,
             file=np.repeat(np.arange(len(files), dtype=np.int32), counts),
-            start=np.concatenate([part.starts for part in parts]),
-            sizes=np.concatenate([part.sizes for part in parts]),
-            labels=np.concatenate([part.labels for part in parts]),
+            start=starts,
+            sizes=sizes,
+            labels=labels,
         )
 
-    def _scan_file(self, file: File, add: Callable[[int], None]) -> "_Found":
-        found = _Found()
+    def _scan_file(self, file: File, add: Callable[[int], None]) -> npt.NDArray[np.int64]:
+        """Return the start and the bytes of each image, and its label, shape ``(records, 3)``."""
+        found = array("q")
         for at, data in records(self._storage, file, add):
             try:
                 start, size, label = self._locate(data)
             except (ValueError, IndexError) as error:
-                where = f"{self.url}/{file.path}: record {len(found)} at byte {at - HEADER_BYTES}"
+                where = f"{self.url}/{file.path}: record {len(found) // 3} at byte {at - HEADER_BYTES}"
                 raise BadSample(f"{where}: {error}") from error
-            found.starts.append(at + start)
-            found.sizes.append(size)
-            found.labels.append(label)
-        return found
+            found.extend((at + start, size, label))
+        return np.array(found, np.int64).reshape(-1, 3)
 
     def _locate(self, example: memoryview) -> tuple[int, int, int]:
         """Return the start of the image in the example, its bytes, and the label."""
@@ -98,16 +99,6 @@ class TFRecord(StoredSource):
                 f"{label + self._label_offset}"
             )
         return start, stop - start, label
-
-
-@dataclass
-class _Found:
-    starts: "array[int]" = field(default_factory=lambda: array("q"))
-    sizes: "array[int]" = field(default_factory=lambda: array("q"))
-    labels: "array[int]" = field(default_factory=lambda: array("q"))
-
-    def __len__(self) -> int:
-        return len(self.starts)
 
 
 def records(storage: Storage, file: File, add: Callable[[int], None]) -> Iterator[tuple[int, memoryview]]:

@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-import warnings
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from datacache import (
     ImageFolder,
     Order,
     Preprocessing,
-    StorageFailed,
     manifest_of,
 )
 from datacache.storage import no_report
@@ -38,15 +36,15 @@ def pictures(tmp_path_factory):
     return folder
 
 
-def cache_of(url, folder, *, side=SIDE, attempts=10):
-    source = ImageFolder(str(url), storage={"attempts": attempts})
+def cache_of(url, folder, *, side=SIDE):
+    source = ImageFolder(str(url))
     dirs = CacheDirs(folder / "disk", folder / "memory")
     manifest = manifest_of(source, dirs.disk, "pictures")
     return DataCache(source, manifest=manifest, preprocessing=Preprocessing("image", side), dirs=dirs)
 
 
-def epoch(cache, rank=0, world_size=1, number=0, crop=CROP):
-    return list(cache.batches(ORDER, crop, rank, world_size, number))
+def epoch(cache):
+    return list(cache.batches(ORDER, CROP, 0, 1, 0))
 
 
 def assert_equal(batches, others):
@@ -117,14 +115,6 @@ def test_a_storage_that_fails_one_request_in_five_costs_time_only(pictures, righ
     assert_equal(epoch(cache), right)  # nobody serves any more, and nobody is asked
 
 
-def test_a_storage_that_is_gone_ends_the_epoch_in_one_line(pictures, tmp_path):
-    with serve(pictures) as url:
-        cache = cache_of(url, tmp_path, attempts=2)
-    with pytest.raises(StorageFailed) as failure:
-        epoch(cache)
-    assert "\n" not in str(failure.value)
-
-
 def test_jobs_of_one_node_share_what_is_the_same_and_keep_apart_what_is_not(pictures, right, tmp_path):
     with serve(pictures) as url:
         jobs = [cache_of(url, tmp_path), cache_of(url, tmp_path, side=40), cache_of(url, tmp_path)]
@@ -167,16 +157,6 @@ def test_a_source_that_changes_under_the_cache_is_read_anew(tmp_path):
         if not np.array_equal(old, new)
     ]
     assert changed == [0]
-
-
-def test_folders_that_cannot_be_made_are_said_once_each_and_training_reads_through(pictures, right, tmp_path):
-    (tmp_path / "disk").write_text("a file where a folder should be")
-    (tmp_path / "memory").write_text("and another")
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        cache = cache_of(pictures, tmp_path)
-        assert_equal(epoch(cache), right)
-    assert len([each for each in said if "of the cache is not used" in str(each.message)]) == 2
 
 
 def test_a_process_that_is_stopped_while_it_scans_is_not_waited_for_without_limit(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datacache import Arrays, BadSample, CacheDirs, StorageFailed, capacity, stand_in_lines
+from datacache import BadSample, CacheDirs, StorageFailed, capacity, stand_in_lines
 from datacache.levels import Levels
 from datacache.manifest import Manifest, Texts
 from datacache.preprocessing import Preprocessing
@@ -124,7 +124,8 @@ def test_both_levels_serve_without_central_storage(tmp_path):
     levels_of(source, both(tmp_path)).read(EVERYTHING)
     source.fails = True
     levels = levels_of(source, both(tmp_path))
-    assert same(levels.read(EVERYTHING[::-1]), expected_of(source, EVERYTHING[::-1]))
+    for ids in (EVERYTHING[::-1], np.array([3, 3, 1, 3])):
+        assert same(levels.read(ids), expected_of(source, ids))
     with pytest.raises(StorageFailed, match="storage is gone"):
         levels_of(source, CacheDirs(tmp_path / "elsewhere")).read(EVERYTHING)
 
@@ -150,22 +151,6 @@ def test_a_label_without_any_picture_is_named():
         levels_of(source).read(np.array([5]))
 
 
-def test_ids_outside_of_the_part_are_read_but_not_kept(tmp_path):
-    source = Pictures()
-    levels = levels_of(source, both(tmp_path), part=EVERYTHING[:10])
-    for _ in range(2):
-        assert same(levels.read(EVERYTHING[5:15]), expected_of(source, EVERYTHING[5:15]))
-    assert source.reads == 15
-    assert levels.missing().tolist() == [0, 1, 2, 3, 4]
-
-
-def test_the_same_id_twice_in_a_batch(tmp_path):
-    source, ids = Pictures(), np.array([3, 3, 1, 3])
-    levels = levels_of(source, both(tmp_path))
-    for _ in range(2):
-        assert same(levels.read(ids), expected_of(source, ids))
-
-
 def test_a_folder_that_cannot_be_written_is_done_without_and_said_once(tmp_path):
     (tmp_path / "file").touch()
     source = Pictures()
@@ -188,6 +173,9 @@ def test_a_cache_without_room_is_done_without_and_said_once_for_all_phases_and_l
             assert same(levels.read(EVERYTHING), expected_of(source))
     assert len(warned) == 1
     assert list(tmp_path.rglob("records")) == []
+    with warnings.catch_warnings():  # of the ranks of a node one warns
+        warnings.simplefilter("error")
+        levels_of(source, CacheDirs(tmp_path / "disk", tmp_path / "memory", warns_when_full=False))
 
 
 def test_folders_removed_while_they_are_filled_are_said_once_and_training_goes_on(tmp_path):
@@ -206,28 +194,9 @@ def test_folders_removed_while_they_are_filled_are_said_once_and_training_goes_o
     assert same(levels_of(source, both(tmp_path)).read(EVERYTHING), expected_of(source))
 
 
-def test_of_the_ranks_of_a_node_one_says_that_there_is_no_room(tmp_path, monkeypatch):
-    full = capacity.Limit("a small disk", 1000, "buy a larger one")
-    monkeypatch.setattr(capacity, "_filesystem_limit", lambda path: full)
-    source = Pictures()
-    dirs = CacheDirs(tmp_path / "disk", tmp_path / "memory", warns_when_full=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert same(levels_of(source, dirs).read(EVERYTHING), expected_of(source))
-
-
 def test_unverified_reads_still_look_at_the_headers(tmp_path):
     source = Pictures()
     levels_of(source, both(tmp_path)).read(EVERYTHING)
     levels = levels_of(source, both(tmp_path), verified=0.0)
     assert same(levels.read(EVERYTHING), expected_of(source))
     assert levels.counts.memory == SAMPLES
-
-
-def test_arrays_go_through_both_levels(tmp_path):
-    images = np.random.default_rng(3).integers(0, 256, (9, 6, 5)).astype(np.uint8)
-    source = Arrays(images, np.arange(9))
-    manifest = source.scan()
-    for _ in range(2):
-        levels = Levels(source, manifest, Preprocessing("array"), np.arange(9), both(tmp_path))
-        assert same(levels.read(np.arange(9)), images[..., np.newaxis])

@@ -91,21 +91,6 @@ def test_a_folder_that_a_stranger_made_first_is_refused_and_not_written(shared: 
 
 
 @AS_ROOT
-def test_the_default_place_in_shared_memory_is_refused_where_a_stranger_made_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(os, "getuid", lambda: VICTIM)
-    folder = Path(f"/dev/shm/cloudtrain-{VICTIM}")
-    folder.mkdir()
-    os.chown(folder, STRANGER, STRANGER)
-    try:
-        with pytest.raises(ValueError, match=f"^cache: {folder}: .*found one of user {STRANGER}: "):
-            cache_dirs_of(Cache(memory="auto"))
-    finally:
-        folder.rmdir()
-
-
-@AS_ROOT
 def test_what_an_admin_made_may_be_used(shared: Path) -> None:
     (shared / "cache").mkdir(mode=0o755)
 
@@ -117,7 +102,7 @@ def test_what_an_admin_made_may_be_used(shared: Path) -> None:
     assert in_child(user)
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077, 0o777])
+@pytest.mark.parametrize("umask", [0o000, 0o777])
 def test_whatever_the_umask_nobody_else_may_read_or_write_what_is_made(shared: Path, umask: int) -> None:
     def user() -> bool:
         if os.geteuid() == 0:
@@ -136,10 +121,9 @@ def test_whatever_the_umask_nobody_else_may_read_or_write_what_is_made(shared: P
     assert in_child(user)
 
 
-FILES = ["records", "log", "writer", "in-use", "generation.json"]
-
-
-@pytest.mark.parametrize("name", [*FILES, "reads", "repairs", "lock"])
+@pytest.mark.parametrize(
+    "name", ["records", "log", "writer", "in-use", "generation.json", "reads", "repairs", "lock"]
+)
 def test_links_in_a_folder_overwrite_nothing_and_are_said(tmp_path: Path, name: str) -> None:
     dirs = CacheDirs(memory=tmp_path / "memory")
     cache = cache_in(dirs)

@@ -19,10 +19,9 @@ import pytest
 
 from datacache.capacity import free_bytes
 from datacache.errors import CacheFull, Damaged
-from datacache.order import Ids
 from datacache.store import locks, record_store
 from datacache.store.record_store import Misses
-from tests.datacache.processes import FORK
+from tests.datacache.processes import FORK, in_child
 from tests.datacache.stores import SHM, Samples
 from tests.extent import ALL
 
@@ -196,27 +195,6 @@ def small(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(mount)], check=True)
 
 
-def assert_full_is_said_once(root: Path, sizes: Ids) -> None:
-    """Put all, planned too small: once it is said, the rest is dropped, and what is there stays right."""
-    with make(root, sizes=sizes) as cache:
-        raised = 0
-        for begin in range(0, len(IDS), 10):
-            try:
-                put(cache, IDS[begin : begin + 10])
-            except CacheFull as error:
-                raised += 1
-                assert str(cache.folder) in str(error)
-        assert raised == 1
-        assert cache.is_full
-        assert 0 < cache.stored() < len(IDS)
-        assert not cache.seal()
-        misses = read_right(cache)
-        assert misses.damaged == []
-        assert len(misses.missing) == len(IDS) - cache.stored()
-    with make(root, sizes=sizes) as cache:
-        assert read_right(cache) == misses, "the next start finds the same"
-
-
 @NOT_ROOT
 def test_a_tmpfs_that_is_too_small_is_refused_before_anything_is_written(small: Path) -> None:
     with pytest.raises(CacheFull, match="shm-size"):
@@ -227,41 +205,44 @@ def test_a_tmpfs_that_is_too_small_is_refused_before_anything_is_written(small: 
 @NOT_ROOT
 def test_reading_what_is_there_needs_no_room(small: Path) -> None:
     ids, rest = IDS[:100], list(range(90, 100))
-    with make(small / "cache", ids, SIZES[:100]) as cache:
+    with make(small / "cache", ids) as cache:
         put(cache, ids[:90])
         (small / "others").write_bytes(bytes(free_bytes(small)))
 
-        def read() -> None:
-            own = make(small / "cache", ids, SIZES[:100])
+        def read() -> bool:
+            own = make(small / "cache", ids)
             put(own, ids[90:])
             said = "100 samples: needs" in str(own.no_room)
-            os._exit(0 if said and own.is_full and read_right(own, ids) == Misses(rest, []) else 1)
+            return said and own.is_full and read_right(own, ids) == Misses(rest, [])
 
-        process = start(read)
-        process.join(20)
-        assert process.exitcode == 0
+        assert in_child(read)
     (small / "others").unlink()
-    with make(small / "cache", ids, SIZES[:100]) as cache:
+    with make(small / "cache", ids) as cache:
         put(cache, ids[90:])
         assert cache.seal()
 
 
-def in_child_of_small_files(limit: int, function: Callable[[], object]) -> int | None:
-    """Run in a process whose files may not be longer than ``limit`` bytes."""
-
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-        function()
-        os._exit(0)
-
-    process = start(limited)
-    process.join(60)
-    return process.exitcode
-
-
 def test_files_that_may_not_grow_are_said_once_and_reading_goes_on(root: Path) -> None:
-    sizes = np.full(len(IDS), 10)
-    assert in_child_of_small_files(1 << 20, lambda: assert_full_is_said_once(root, sizes)) == 0
+    sizes = np.full(len(IDS), 10)  # planned too small
+
+    def fill_until_full() -> bool:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        with make(root, sizes=sizes) as cache:
+            raised = 0
+            for begin in range(0, len(IDS), 10):
+                try:
+                    put(cache, IDS[begin : begin + 10])
+                except CacheFull as error:
+                    raised += 1
+                    assert str(cache.folder) in str(error)
+            assert raised == 1 and cache.is_full and not cache.seal()
+            assert 0 < cache.stored() < len(IDS)
+            misses = read_right(cache)
+            assert misses == Misses(np.searchsorted(IDS, cache.missing_ids()).tolist(), [])
+        with make(root, sizes=sizes) as cache:
+            return read_right(cache) == misses  # the next start finds the same
+
+    assert in_child(fill_until_full)
 
 
 # --- flipped bits

@@ -167,11 +167,6 @@ def test_windows_are_shuffled_anew_in_every_epoch():
     assert sorted(flat[0]) == sorted(flat[1]) == list(range(0, 1000, 10))
 
 
-def test_batches_of_windows_differ_by_one_window_at_most():
-    order = Windows([51], length=5, global_batch=4, seed=1)  # ten windows in three batches
-    assert sorted(len(order.spans(0, step, 0, 1).starts) for step in range(order.steps())) == [3, 3, 4]
-
-
 # streams
 
 

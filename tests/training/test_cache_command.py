@@ -76,13 +76,6 @@ def test_without_folders_there_is_nothing_to_build(cache):
     assert result.stderr == f"cloudtrain: {DIGITS}: cache: expected a folder for disk or memory, got none\n"
 
 
-def test_a_wrong_configuration_is_one_line(cache):
-    result = cache("info", "cache.dusk=auto")
-    assert result.exit_code == 2
-    assert "cache.dusk: unknown key" in result.stderr
-    assert result.stderr.count("\n") == 1
-
-
 def test_folders_are_the_users_own(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("os.getuid", lambda: 1234)
