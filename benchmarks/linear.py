@@ -19,11 +19,11 @@ import typer
 from typer import Option
 
 from benchmarks.allreduce import MPIAllReduce
-from benchmarks.jobs import JSONRecord, Layout, cluster_until_end, environment, module, pass_on
+from benchmarks.jobs import Layout, cluster_until_end, environment, module, pass_on, record_of
 from commlib import Communicator, Link, Network, Topology
 from commlib.errors import InvalidArgument, look_up
 from commlib.transport import simulated
-from training.bench.record import Record, Seconds, WrongResult, busiest, command, median_bytes, report
+from training.bench.record import Record, Seconds, WrongResult, busiest, median_bytes, report
 from training.commands.printing import Table, times
 from training.linear.generated import SHAPES, generate
 from training.linear.losses import LOSSES
@@ -382,16 +382,15 @@ def on_simulated(case: LinearCase, reducers: Sequence[str]) -> Iterator[Record]:
 
 def on_cluster(
     case: LinearCase, reducers: Sequence[str], rate: str, timeout: float
-) -> Generator[JSONRecord, None, None]:
+) -> Generator[Record, None, None]:
     """Yield the records of a job on the nodes; however this ends, the cluster is gone."""
     given = [each for name in reducers for each in ("--reducer", name)]
     words = module("benchmarks.linear", "--json", *case.arguments(), *given)
     what = f"{case.shape}, {case.loss}, {case.solver} on {LAYOUT} ranks at {rate}"
     with cluster_until_end() as cluster:
         cluster.up(LAYOUT.nodes, rate)
-        for reported in cluster.records(LAYOUT, words, environment(ALGORITHM), timeout, what):
-            reported["case"] |= {"rate": rate, "mpi_algorithm": ALGORITHM}
-            yield reported | {"command": command()}
+        for reported in map(record_of, cluster.objects(LAYOUT, words, environment(ALGORITHM), timeout, what)):
+            yield replace(reported, case=reported.case | {"rate": rate, "mpi_algorithm": ALGORITHM})
 
 
 def main(

@@ -149,7 +149,7 @@ def time_cells(names: Sequence[str]) -> None:
             threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
             words, variables = module("benchmarks.race_job", str(file)), environment(RING) | threads
             with TIMES.open("a") as records:
-                for told in cluster.records(layout, words, variables, TIMEOUT_SECONDS, f"{name}: steps"):
+                for told in cluster.objects(layout, words, variables, TIMEOUT_SECONDS, f"{name}: steps"):
                     records.write(json.dumps(time_record(name, told)) + "\n")
 
 

@@ -107,7 +107,7 @@ def measure(setting: Setting, more: Mapping[str, Run] | None = None) -> Iterator
     cached = setting.cache(setting.dirs)
     cached.fill()
     _check(setting, cached)
-    reading = {
+    reading: dict[str, Run] = {
         LEVELS: partial(setting.read, cached, setting.cached_batches),
         STORAGE: setting.uncached,
         **(more or {}),
