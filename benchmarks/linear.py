@@ -371,11 +371,8 @@ def of_one_rank(records: Sequence[Record], until: str) -> Table:
 def on_simulated(case: LinearCase, reducers: Sequence[str]) -> Iterator[Record]:
     """Yield the records of simulated ranks, whose seconds are of the processor and of the α-β model."""
     names = reducers or [name for name in (*DENSE, *SPARSE) if name != MPI_ALLREDUCE]
-
-    def body(comm: Communicator) -> list[Record]:
-        return list(measure_ranks(comm, case, names))
-
     ranks, own = LAYOUT.ranks, LAYOUT.ranks_per_node
+    body = lambda comm: list(measure_ranks(comm, case, names))  # noqa: E731
     for record in simulated.run(body, ranks, own, network=NETWORK, cores=ranks)[0]:
         yield replace(record, case=record.case | {"rate": RATE, "clock": "virtual"})
 
