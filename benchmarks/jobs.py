@@ -25,6 +25,8 @@ from training.process.job import FAILURE, INTERRUPTED, log_error
 from training.process.launch import command_line
 from training.process.output import KNOWN_ALREADY, RANK_TAG, is_noise
 
+Words = list[str] | None  # of an option that may be repeated
+
 EMULATED = (sys.executable, "-m", "benchmarks.emulated")
 MPIRUN = Path(sys.executable).with_name("mpirun")
 # There may be more ranks than cores: a rank that waits yields its core.

@@ -19,7 +19,7 @@ import typer
 from typer import Option
 
 from benchmarks.allreduce import MPIAllReduce
-from benchmarks.jobs import Layout, cluster_until_end, environment, module, pass_on, record_of
+from benchmarks.jobs import Layout, Words, cluster_until_end, environment, module, pass_on, record_of
 from commlib import Communicator, Link, Network, Topology
 from commlib.errors import InvalidArgument, look_up
 from commlib.transport import simulated
@@ -394,9 +394,7 @@ def main(
     shape: Annotated[str, Option(help="of the rows: url or webspam")] = "url",
     loss: Annotated[str, Option(help="logistic, hinge or squared_hinge")] = "logistic",
     solver: Annotated[str, Option(help="on ranks: sgd or coordinate")] = "sgd",
-    reducer: Annotated[
-        list[str] | None, Option(help="on ranks: a subject of the table; may be repeated [all]")
-    ] = None,
+    reducer: Annotated[Words, Option(help="on ranks: a subject of the table; may be repeated [all]")] = None,
     steps: Annotated[int, Option(help="on ranks: batches of a pass")] = 10,
     passes: Annotated[int, Option(help="over the rows")] = 5,
     batch_size: Annotated[int, Option(help="on ranks: rows of a rank in a step")] = 1000,

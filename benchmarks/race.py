@@ -22,6 +22,7 @@ from typer import Option
 from benchmarks.jobs import (
     EmulatedCluster,
     Failed,
+    Words,
     cluster_until_end,
     environment,
     module,
@@ -29,7 +30,7 @@ from benchmarks.jobs import (
     ratio,
     world,
 )
-from benchmarks.race_plan import AUTO, DENSITY, OFF, TIMEOUT_SECONDS, Cell, Race, Subject
+from benchmarks.race_plan import AUTO, DENSITY, OFF, RACED, TIMEOUT_SECONDS, Cell, Race, Subject
 from commlib.topology import LinkBytes
 from training.bench.record import Record, Seconds
 from training.bench.reducers import NOTHING
@@ -319,19 +320,12 @@ def show(records: Sequence[Record]) -> None:
 
 
 def main(
-    rate: Annotated[
-        list[str] | None, Option(help="of the links; may be repeated [0.2gbit, 1gbit, 10gbit]")
-    ] = None,
-    layout: Annotated[
-        list[str] | None, Option(help="nodes x ranks on each; may be repeated [4x1, 4x2]")
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        Option(help="mlp, resnet20, vgg16_cifar, lstm_lm_small; may be repeated [mlp, resnet20]"),
-    ] = None,
-    reducer: Annotated[list[str] | None, Option(help="to race, or auto; may be repeated [all]")] = None,
+    rate: Annotated[Words, Option(help="of the links; may be repeated [0.2gbit, 1gbit, 10gbit]")] = None,
+    layout: Annotated[Words, Option(help="nodes x ranks on each; may be repeated [4x1, 4x2]")] = None,
+    model: Annotated[Words, Option(help=f"{', '.join(RACED)}; may be repeated [mlp, resnet20]")] = None,
+    reducer: Annotated[Words, Option(help="to race, or auto; may be repeated [all]")] = None,
     seeds: Annotated[
-        int | None, Option(min=0, help="runs to the accuracy, at the first rate and layout; 0: none [3]")
+        int | None, Option(min=0, help="runs to the accuracy, in the first cell; 0: none [3]")
     ] = None,
     density: Annotated[float, Option(help="share that sparse reducers select")] = DENSITY,
     timeout: Annotated[float, Option(min=1, help="seconds that a job may take")] = TIMEOUT_SECONDS,
