@@ -26,6 +26,7 @@ import yaml
 
 from benchmarks.drawing.pages import rewrite
 from benchmarks.drawing.style import PALETTE, docs_picture
+from training.bench.record import machine
 from training.commands.printing import markdown
 from training.config.reading import resolve
 from training.tasks import TASKS, Metric
@@ -177,7 +178,8 @@ def trained(case: Case) -> dict[str, Any]:
         "epochs": [{key: line[key] for key in keys} for line in lines if line["kind"] == "epoch"],
         "losses": loss_means([line["loss"] for line in lines if line["kind"] == "step"]),
         "skipped_steps": sum(phase.skipped_steps for phase in run.summary.phases),
-        **made_by(f"python -m benchmarks.convergence --run {case.experiment}"),
+        "machine": machine(),
+        "command": f"python -m benchmarks.convergence --run {case.experiment}",
     }
 
 
@@ -201,13 +203,6 @@ def train(content: Mapping[str, Any], case: Case) -> tuple[Any, list[dict[str, A
         (own,) = (path for path in Path(folder).iterdir() if path.is_dir())
         lines = [json.loads(line) for line in (own / "metrics.jsonl").read_text().splitlines()]
     return run, lines
-
-
-def made_by(command: str) -> dict[str, Any]:
-    """Return the end of a record: this machine, and the command that made it."""
-    from training.bench.record import machine
-
-    return {"machine": machine(), "command": command}
 
 
 def loss_means(losses: Sequence[float | None]) -> list[float | None]:

@@ -234,10 +234,6 @@ def _torch_topk(k: int, size: int, cupy: Any) -> Peer:
     return Peer(lambda vector: torch.topk(torch.from_dlpack(vector).abs(), k))
 
 
-def _argpartition(k: int, size: int, cupy: Any) -> Peer:
-    return Peer(lambda vector: cupy.argpartition(cupy.abs(vector), size - k)[size - k :])
-
-
 def _approx_max_k(k: int, size: int, cupy: Any) -> Peer:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # or it takes most of the memory
     import jax
@@ -246,10 +242,6 @@ def _approx_max_k(k: int, size: int, cupy: Any) -> Peer:
         raise RuntimeError("jax finds no GPU")
     select = jax.jit(lambda vector: jax.lax.approx_max_k(abs(vector), k, recall_target=RECALL))
     return Peer(lambda vector: jax.block_until_ready(select(jax.dlpack.from_dlpack(vector))), by_host=True)
-
-
-def _paper(k: int, size: int, cupy: Any) -> Peer:
-    return Peer(lambda vector: paper_select(vector, k, cupy))
 
 
 def paper_select(vector: Array, k: int, arrays: Any) -> Array:
@@ -270,9 +262,11 @@ def paper_select(vector: Array, k: int, arrays: Any) -> Array:
 PEERS: dict[str, MakePeer] = {
     "copy": _copy,
     "torch.topk": _torch_topk,
-    "cupy.argpartition": _argpartition,
+    "cupy.argpartition": lambda k, size, cupy: Peer(
+        lambda vector: cupy.argpartition(cupy.abs(vector), size - k)[size - k :]
+    ),
     "jax.lax.approx_max_k": _approx_max_k,
-    "mstopk, 30 passes": _paper,
+    "mstopk, 30 passes": lambda k, size, cupy: Peer(lambda vector: paper_select(vector, k, cupy)),
 }
 
 

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,13 +19,13 @@ from typing import Any
 from benchmarks.emulated.__main__ import ADDRESSES
 from commlib import LinkBytes
 from commlib.errors import InvalidArgument
-from training.bench.record import Record, Seconds
+from training.bench.record import Record, Seconds, command
 from training.process.hosts import Ranks
 from training.process.job import FAILURE, INTERRUPTED, log_error
 from training.process.launch import command_line
 from training.process.output import KNOWN_ALREADY, RANK_TAG, is_noise
 
-JSONRecord = dict[str, Any]  # a record as its line has it
+Words = list[str] | None  # of an option that may be repeated
 
 EMULATED = (sys.executable, "-m", "benchmarks.emulated")
 MPIRUN = Path(sys.executable).with_name("mpirun")
@@ -94,15 +94,15 @@ def error_line(lines: Iterable[str]) -> str:
     return next(iter(own or reported[-1:]), "no error was reported")
 
 
-def records_in(lines: Iterable[str]) -> Iterator[JSONRecord]:
+def objects_in(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects among lines of output."""
     return (json.loads(line) for line in lines if line.startswith("{"))
 
 
-def on_this_machine(ranks: int, words: Sequence[str]) -> Iterator[JSONRecord]:
+def on_this_machine(ranks: int, words: Sequence[str]) -> Iterator[Record]:
     """Run a command on so many ranks; yield the records that it prints; raise :class:`Failed` if it fails."""
     command = [str(MPIRUN), *FLAGS, "-np", str(ranks), *words]
-    yield from records_in(output(command, {**os.environ, **ONE_THREAD}))
+    yield from map(record_of, objects_in(output(command, {**os.environ, **ONE_THREAD})))
 
 
 # ---- Emulated clusters ----
@@ -183,14 +183,14 @@ class EmulatedCluster:
         command = [*self._command, "run", "--timeout", f"{timeout:g}", "--", *command]
         yield from output(command, environment, timeout)
 
-    def records(
+    def objects(
         self, layout: Layout, words: Sequence[str], environment: Mapping[str, str], timeout: float, what: str
-    ) -> Iterator[JSONRecord]:
-        """Run a command on all ranks and yield the records that it prints; ``what`` is named on the way."""
+    ) -> Iterator[dict[str, Any]]:
+        """Run a command on all ranks and yield the JSON objects that it prints; ``what``: named before."""
         note(what)
         try:
             job = command_line(Ranks(layout.ranks, layout.hosts, "eth0"), words, environment)
-            yield from records_in(self.lines(job, environment, timeout))
+            yield from objects_in(self.lines(job, environment, timeout))
         except Failed as failure:
             raise Failed(f"{what}: {failure}") from None
 
@@ -250,19 +250,20 @@ def record_of(line: Mapping[str, Any]) -> Record:
 
 
 def pass_on(
-    reported: Generator[JSONRecord, None, None], *, as_json: bool, show: Callable[[list[Record]], None]
+    reported: Generator[Record, None, None], *, as_json: bool, show: Callable[[list[Record]], None]
 ) -> int:
-    """Print the records that jobs report, and return the exit status; tables also of an incomplete sweep.
+    """Print the records of jobs, with the command of this process, and return the exit status.
 
-    ``reported`` runs the jobs while it is iterated, and ends them when it is closed.
+    ``reported`` runs the jobs while it is iterated, and ends them when it is closed. Tables are also of an
+    incomplete sweep.
     """
-    so_far: list[JSONRecord] = []
+    so_far: list[Record] = []
     try:
         with closing(reported):
             for each in reported:
                 so_far.append(each)
                 if as_json:
-                    print(json.dumps(each, allow_nan=False, ensure_ascii=False), flush=True)
+                    print(replace(each, more=each.more | {"command": command()}).line(), flush=True)
     except Failed as failure:
         log_error(str(failure))
         return FAILURE
@@ -270,5 +271,5 @@ def pass_on(
         return INTERRUPTED
     finally:
         if not as_json and so_far:
-            show([record_of(each) for each in so_far])
+            show(so_far)
     return 0

@@ -19,11 +19,11 @@ import typer
 from typer import Option
 
 from benchmarks.allreduce import MPIAllReduce
-from benchmarks.jobs import JSONRecord, Layout, cluster_until_end, environment, module, pass_on
+from benchmarks.jobs import Layout, Words, cluster_until_end, environment, module, pass_on, record_of
 from commlib import Communicator, Link, Network, Topology
 from commlib.errors import InvalidArgument, look_up
 from commlib.transport import simulated
-from training.bench.record import Record, Seconds, WrongResult, busiest, command, median_bytes, report
+from training.bench.record import Record, Seconds, WrongResult, busiest, median_bytes, report
 from training.commands.printing import Table, times
 from training.linear.generated import SHAPES, generate
 from training.linear.losses import LOSSES
@@ -371,36 +371,30 @@ def of_one_rank(records: Sequence[Record], until: str) -> Table:
 def on_simulated(case: LinearCase, reducers: Sequence[str]) -> Iterator[Record]:
     """Yield the records of simulated ranks, whose seconds are of the processor and of the α-β model."""
     names = reducers or [name for name in (*DENSE, *SPARSE) if name != MPI_ALLREDUCE]
-
-    def body(comm: Communicator) -> list[Record]:
-        return list(measure_ranks(comm, case, names))
-
     ranks, own = LAYOUT.ranks, LAYOUT.ranks_per_node
+    body = lambda comm: list(measure_ranks(comm, case, names))  # noqa: E731
     for record in simulated.run(body, ranks, own, network=NETWORK, cores=ranks)[0]:
         yield replace(record, case=record.case | {"rate": RATE, "clock": "virtual"})
 
 
 def on_cluster(
     case: LinearCase, reducers: Sequence[str], rate: str, timeout: float
-) -> Generator[JSONRecord, None, None]:
+) -> Generator[Record, None, None]:
     """Yield the records of a job on the nodes; however this ends, the cluster is gone."""
     given = [each for name in reducers for each in ("--reducer", name)]
     words = module("benchmarks.linear", "--json", *case.arguments(), *given)
     what = f"{case.shape}, {case.loss}, {case.solver} on {LAYOUT} ranks at {rate}"
     with cluster_until_end() as cluster:
         cluster.up(LAYOUT.nodes, rate)
-        for reported in cluster.records(LAYOUT, words, environment(ALGORITHM), timeout, what):
-            reported["case"] |= {"rate": rate, "mpi_algorithm": ALGORITHM}
-            yield reported | {"command": command()}
+        for reported in map(record_of, cluster.objects(LAYOUT, words, environment(ALGORITHM), timeout, what)):
+            yield replace(reported, case=reported.case | {"rate": rate, "mpi_algorithm": ALGORITHM})
 
 
 def main(
     shape: Annotated[str, Option(help="of the rows: url or webspam")] = "url",
     loss: Annotated[str, Option(help="logistic, hinge or squared_hinge")] = "logistic",
     solver: Annotated[str, Option(help="on ranks: sgd or coordinate")] = "sgd",
-    reducer: Annotated[
-        list[str] | None, Option(help="on ranks: a subject of the table; may be repeated [all]")
-    ] = None,
+    reducer: Annotated[Words, Option(help="on ranks: a subject of the table; may be repeated [all]")] = None,
     steps: Annotated[int, Option(help="on ranks: batches of a pass")] = 10,
     passes: Annotated[int, Option(help="over the rows")] = 5,
     batch_size: Annotated[int, Option(help="on ranks: rows of a rank in a step")] = 1000,

@@ -28,7 +28,7 @@ from benchmarks.drawing.pages import rewrite
 from benchmarks.drawing.style import PALETTE, docs_picture
 from benchmarks.jobs import Layout, cluster_until_end, environment, module, ratio
 from benchmarks.race_plan import HOROVOD_RING, RING
-from training.bench.record import Seconds
+from training.bench.record import Seconds, machine
 from training.callbacks.callback import Callback, Event
 from training.commands.printing import markdown, times
 
@@ -95,17 +95,12 @@ def trained(case: Case) -> dict[str, Any]:
         "weights": run.weights,
         "ranks": [asdict(each) for each in run.totals],
         "skipped_steps": sum(phase.skipped_steps for phase in run.summary.phases),
-        **convergence.made_by("python -m benchmarks.local_steps --run"),
+        "machine": machine(),
+        "command": "python -m benchmarks.local_steps --run",
     }
 
 
 # ------------------------------------------------------------------------------------------- timing
-
-
-def cells(content: Mapping[str, Any]) -> list[str]:
-    """Return the names of the clusters, the most telling first."""
-    timed = content["times"]
-    return [f"{rate},{layout}" for layout, rate in product(timed["layouts"], timed["rates"])]
 
 
 def subjects(content: Mapping[str, Any], layout: Layout) -> list[dict[str, Any]]:
@@ -139,8 +134,10 @@ def job_of(content: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
 def time_cells(names: Sequence[str]) -> None:
     """Time steps on clusters, and record them."""
     content = plan()
+    timed = content["times"]
+    planned = [f"{rate},{layout}" for layout, rate in product(timed["layouts"], timed["rates"])]
     with cluster_until_end() as cluster, tempfile.TemporaryDirectory(prefix="cloudtrain-times-") as folder:
-        for name in names or cells(content):
+        for name in names or planned:
             rate, layout = name.split(",")[0], Layout.of(name.split(",")[1])
             file = Path(folder) / "job.json"
             file.write_text(json.dumps(job_of(content, layout)))
@@ -149,7 +146,7 @@ def time_cells(names: Sequence[str]) -> None:
             threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
             words, variables = module("benchmarks.race_job", str(file)), environment(RING) | threads
             with TIMES.open("a") as records:
-                for told in cluster.records(layout, words, variables, TIMEOUT_SECONDS, f"{name}: steps"):
+                for told in cluster.objects(layout, words, variables, TIMEOUT_SECONDS, f"{name}: steps"):
                     records.write(json.dumps(time_record(name, told)) + "\n")
 
 

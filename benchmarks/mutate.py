@@ -150,7 +150,6 @@ def examine(fault: Fault, area: Area, tree: Path, seconds: float) -> Result:
 
 def examine_all(faults: Sequence[Fault], areas: Mapping[str, Area], jobs: int) -> list[Result]:
     """Return the outcome of each fault; those of an area whose tests fail without them do not apply."""
-    results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder, ThreadPoolExecutor(jobs) as pool:
         tree = copied(ROOT, Path(folder) / "tree")
         seconds, why = {}, {}

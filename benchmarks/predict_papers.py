@@ -11,7 +11,7 @@ which takes some minutes. ``--write``: also refresh the tables of docs/validatio
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
@@ -247,14 +247,17 @@ OKTOPK.link = load_cluster(OKTOPK.cluster).network.inter
 OKTOPK.step = OKTOPK.hours * 3600 / OKTOPK.iterations  # seconds on 32 GPUs
 OKTOPK.dense_step = OKTOPK.dense_hours * 3600 / OKTOPK.iterations
 ALGORITHMS = OKTOPK.algorithms
-OTHERS = [name for name in ALGORITHMS if name != "Ok-Topk"]
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A step of BERT: ``computing`` seconds and the messages, over links like ``link``."""
+    """A step of BERT: ``computing`` seconds and the messages, over links like ``link``.
+
+    ``meets``: the statement that it meets by construction.
+    """
 
     name: str
+    meets: str
     link: Link
     computing: float
 
@@ -266,15 +269,6 @@ class Fit:
         """Return Ok-Topk's speed-up over ``algorithm``."""
         return self.seconds(algorithm, ranks) / self.seconds("Ok-Topk", ranks)
 
-    def speedups(self, *, but: str = "") -> list[float]:
-        """Return Ok-Topk's speed-ups over all others, ``but`` one, on 256 ranks."""
-        return [self.speedup(name, OKTOPK.many) for name in OTHERS if name != but]
-
-    @property
-    def efficiency(self) -> float:
-        """Return Ok-Topk's efficiency on 256 ranks in weak scaling, where that of 32 is 1."""
-        return self.seconds("Ok-Topk", OKTOPK.few) / self.seconds("Ok-Topk", OKTOPK.many)
-
 
 def messages(algorithm: str, ranks: int, link: Link) -> float:
     """Return the predicted seconds of a step's messages for BERT, one rank a node."""
@@ -283,13 +277,13 @@ def messages(algorithm: str, ranks: int, link: Link) -> float:
     return communication(given["reducer"], cluster, OKTOPK.parameters, density).seconds
 
 
-def over(name: str, beta: float) -> Fit:
+def over(beta: float, name: str, meets: str = "") -> Fit:
     """Return a step at so many seconds a byte; computing is the rest of Ok-Topk's step."""
     link = Link(OKTOPK.link.alpha, beta)
-    return Fit(name, link, OKTOPK.step - messages("Ok-Topk", OKTOPK.few, link))
+    return Fit(name, meets, link, OKTOPK.step - messages("Ok-Topk", OKTOPK.few, link))
 
 
-def fit(name: str, algorithm: str, step: float) -> Fit:
+def fit(other: str, algorithm: str, step: float) -> Fit:
     """Return the rate at which ``algorithm`` on 32 ranks takes ``step`` seconds where Ok-Topk takes its own.
 
     The seconds of both are linear in the seconds a byte, ``a + b·β``, so ``β`` follows from their difference.
@@ -300,53 +294,36 @@ def fit(name: str, algorithm: str, step: float) -> Fit:
         return messages(algorithm, OKTOPK.few, link) - messages("Ok-Topk", OKTOPK.few, link)
 
     at_zero = difference(0.0)
-    return over(name, (step - OKTOPK.step - at_zero) / (difference(1.0) - at_zero))
+    beta = (step - OKTOPK.step - at_zero) / (difference(1.0) - at_zero)
+    return over(beta, f"fitted to {other}", f"32 GPUs: over {other}")
 
 
 def fits() -> list[Fit]:
     """Return the network's own rate, and those that two statements on 32 GPUs imply."""
     return [
-        over("the network's rate", OKTOPK.link.beta),
-        fit("fitted to DenseOvlp", "Dense", OKTOPK.dense_step),
-        fit("fitted to Gaussiank", "Gaussiank", OKTOPK.over_gaussian * OKTOPK.step),
+        over(OKTOPK.link.beta, "the network's rate"),
+        fit("DenseOvlp", "Dense", OKTOPK.dense_step),
+        fit("Gaussiank", "Gaussiank", OKTOPK.over_gaussian * OKTOPK.step),
     ]
 
 
-@dataclass(frozen=True)
-class Statement:
-    """A number of Ok-Topk's text, and the function that predicts it."""
-
-    text: str
-    paper: float
-    predicted: Callable[[Fit], float]
-    met_by: str = ""  # the fit that meets it by construction
-
-    def under(self, given: Fit) -> Comparison | None:
-        """Return the comparison, None where the fit was made with this statement."""
-        return None if given.name == self.met_by else Comparison(self.paper, self.predicted(given))
-
-
-FASTEST, SLOWEST = OKTOPK.over_all
-STATEMENTS = (
-    Statement(
-        "32 GPUs: over DenseOvlp",
-        OKTOPK.dense_step / OKTOPK.step,
-        lambda fit: fit.speedup("Dense", OKTOPK.few),
-        "fitted to DenseOvlp",
-    ),
-    Statement(
-        "32 GPUs: over Gaussiank",
-        OKTOPK.over_gaussian,
-        lambda fit: fit.speedup("Gaussiank", OKTOPK.few),
-        "fitted to Gaussiank",
-    ),
-    Statement("256 GPUs: over the fastest other", FASTEST, lambda fit: min(fit.speedups())),
-    Statement(
-        "256 GPUs: over the fastest other but gTopk", FASTEST, lambda fit: min(fit.speedups(but="gTopk"))
-    ),
-    Statement("256 GPUs: over the slowest other", SLOWEST, lambda fit: max(fit.speedups())),
-    Statement("256 GPUs: parallel efficiency", OKTOPK.efficiency, lambda fit: fit.efficiency),
-)
+def statements(given: Fit) -> dict[str, Comparison]:
+    """Return the numbers of Ok-Topk's text, but that which the fit was made with, by what they say."""
+    fastest, slowest = OKTOPK.over_all
+    speedups = {name: given.speedup(name, OKTOPK.many) for name in ALGORITHMS if name != "Ok-Topk"}
+    efficiency = given.seconds("Ok-Topk", OKTOPK.few) / given.seconds("Ok-Topk", OKTOPK.many)
+    over_dense = given.speedup("Dense", OKTOPK.few)
+    over_gaussian = given.speedup("Gaussiank", OKTOPK.few)
+    but_gtopk = min(each for name, each in speedups.items() if name != "gTopk")
+    found = {
+        "32 GPUs: over DenseOvlp": Comparison(OKTOPK.dense_step / OKTOPK.step, over_dense),
+        "32 GPUs: over Gaussiank": Comparison(OKTOPK.over_gaussian, over_gaussian),
+        "256 GPUs: over the fastest other": Comparison(fastest, min(speedups.values())),
+        "256 GPUs: over the fastest other but gTopk": Comparison(fastest, but_gtopk),
+        "256 GPUs: over the slowest other": Comparison(slowest, max(speedups.values())),
+        "256 GPUs: parallel efficiency": Comparison(OKTOPK.efficiency, efficiency),
+    }
+    return {text: each for text, each in found.items() if text != given.meets}
 
 
 def rates_table() -> Table:
@@ -357,11 +334,12 @@ def rates_table() -> Table:
 
 def statements_table() -> Table:
     """Return the statements as rows, each fit in a column."""
+    columns = [statements(each) for each in fits()]
     rows = []
-    for statement in STATEMENTS:
-        found = [statement.under(each) for each in fits()]
+    for text, first in columns[0].items():
+        found = [each.get(text) for each in columns]
         cells = [f"{each.predicted:.2f} ({each.ratio:.2f})" if each else "(fitted)" for each in found]
-        rows.append((statement.text, f"{statement.paper:.2f}", *cells))
+        rows.append((text, f"{first.paper:.2f}", *cells))
     return Table("statements", ("Ok-Topk", "paper", *(each.name for each in fits())), rows)
 
 
@@ -408,8 +386,7 @@ def comparisons() -> dict[str, list[Comparison]]:
         "Dense-SGD, slowed": [each.throughput for each in slow],
     }
     for given in fits()[1:]:
-        found = [statement.under(given) for statement in STATEMENTS]
-        bounded[f"Ok-Topk, {given.name}"] = [each for each in found if each is not None]
+        bounded[f"Ok-Topk, {given.name}"] = list(statements(given).values())
     return bounded | {"density of the sum": list(fill_in().values())}
 
 

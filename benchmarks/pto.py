@@ -18,7 +18,7 @@ import numpy.typing as npt
 import typer
 from typer import Option
 
-from benchmarks.jobs import JSONRecord, module, on_this_machine, pass_on
+from benchmarks.jobs import module, on_this_machine, pass_on
 from benchmarks.shapes import SHAPES, Shape
 from commlib import Communicator, LinkBytes, Topology
 from commlib.agreement import differing, digest
@@ -33,7 +33,6 @@ from training.bench.record import (
     WrongResult,
     busiest,
     cache_bytes,
-    command,
     report,
 )
 from training.bench.reducers import FLOAT32_ROUNDING, has_ranks
@@ -375,11 +374,10 @@ def _notes(records: Sequence[Record]) -> Iterator[str]:
             yield f"{record.case['network']}: largest load over the mean: {loads}"
 
 
-def records(sweep: Sweep) -> Generator[JSONRecord, None, None]:
+def records(sweep: Sweep) -> Generator[Record, None, None]:
     """Start a job of each number of ranks and yield its records."""
     for ranks in sweep.ranks:
-        for each in on_this_machine(ranks, module("benchmarks.pto", *sweep.arguments)):
-            yield each | {"command": command()}
+        yield from on_this_machine(ranks, module("benchmarks.pto", *sweep.arguments))
 
 
 def main(

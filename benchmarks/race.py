@@ -22,7 +22,7 @@ from typer import Option
 from benchmarks.jobs import (
     EmulatedCluster,
     Failed,
-    JSONRecord,
+    Words,
     cluster_until_end,
     environment,
     module,
@@ -30,9 +30,9 @@ from benchmarks.jobs import (
     ratio,
     world,
 )
-from benchmarks.race_plan import AUTO, DENSITY, OFF, TIMEOUT_SECONDS, Cell, Race, Subject
+from benchmarks.race_plan import AUTO, DENSITY, OFF, RACED, TIMEOUT_SECONDS, Cell, Race, Subject
 from commlib.topology import LinkBytes
-from training.bench.record import Record, Seconds, command
+from training.bench.record import Record, Seconds
 from training.bench.reducers import NOTHING
 from training.commands.printing import Table, milliseconds, times
 from training.process.job import usage_error
@@ -43,7 +43,7 @@ Result = dict[str, Any]  # of a subject in one job: see race_job.py
 Told = dict[Subject, list[Result]]  # what the jobs told of each subject
 
 
-def measured(race: Race) -> Generator[JSONRecord, None, None]:
+def measured(race: Race) -> Generator[Record, None, None]:
     """Yield the records; however this ends, the cluster is gone."""
     with cluster_until_end() as cluster:
         for cell in race.cells[1:]:  # a rate that tc refuses is reported now, not after hours
@@ -63,7 +63,7 @@ class CellRace:
     cluster: EmulatedCluster
     folder: Path
 
-    def records(self) -> Iterator[JSONRecord]:
+    def records(self) -> Iterator[Record]:
         """Yield the records, those of steps first, also where a job fails or is interrupted."""
         results, failure = list[Result](), None
         try:
@@ -141,11 +141,11 @@ class CellRace:
         sharing = {"TF_NUM_INTRAOP_THREADS": str(threads), "TF_NUM_INTEROP_THREADS": str(max(2, threads))}
         variables = environment(algorithm) | sharing
         where = f"{cell.model.name}, {cell.rate}, {layout}: {what}"
-        yield from self.cluster.records(layout, words, variables, self.race.timeout, where)
+        yield from self.cluster.objects(layout, words, variables, self.race.timeout, where)
 
     # ---- Records ----
 
-    def _of_steps(self, told: Told) -> Iterator[JSONRecord]:
+    def _of_steps(self, told: Told) -> Iterator[Record]:
         """Yield the records of steps, beside the fastest that exchanges all gradients in full."""
         seconds = {
             subject: Seconds.of([turn for each in results for turn in each["seconds"]])
@@ -170,7 +170,7 @@ class CellRace:
             }
             yield self._line(subject, last, A_STEP, seconds[subject], peers, more)
 
-    def _of_runs(self, told: Told) -> Iterator[JSONRecord]:
+    def _of_runs(self, told: Told) -> Iterator[Record]:
         """Yield the records of runs, beside the dense one that is the first at the accuracy."""
         if not told:
             return
@@ -209,8 +209,8 @@ class CellRace:
         seconds: Seconds,
         peers: dict[Subject, Seconds],
         more: dict[str, Any],
-    ) -> JSONRecord:
-        """Return the line of a record; ``told``: by the last job, whose machine and settings it has."""
+    ) -> Record:
+        """Return a record; ``told``: by the last job, whose machine and settings it has."""
         case = {
             "unit": unit,
             "model": self.cell.model.name,
@@ -223,12 +223,10 @@ class CellRace:
             "quick": self.race.quick,
         }
         sent = told.get("bytes")
+        more |= {"machine": told["machine"], "settings": told["settings"]}
         record = Record("race", case, subject.name, seconds, bytes=sent and LinkBytes(**sent), more=more)
         best = min(peers, key=lambda each: peers[each].median, default=subject)
-        if best != subject:
-            record = record.beside(best.name, peers[best])
-        line: JSONRecord = json.loads(record.line())
-        return line | {"machine": told["machine"], "settings": told["settings"], "command": command()}
+        return record if best == subject else record.beside(best.name, peers[best])
 
 
 def seconds_to(target: float, curve: Sequence[Sequence[float]]) -> float | None:
@@ -322,19 +320,12 @@ def show(records: Sequence[Record]) -> None:
 
 
 def main(
-    rate: Annotated[
-        list[str] | None, Option(help="of the links; may be repeated [0.2gbit, 1gbit, 10gbit]")
-    ] = None,
-    layout: Annotated[
-        list[str] | None, Option(help="nodes x ranks on each; may be repeated [4x1, 4x2]")
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        Option(help="mlp, resnet20, vgg16_cifar, lstm_lm_small; may be repeated [mlp, resnet20]"),
-    ] = None,
-    reducer: Annotated[list[str] | None, Option(help="to race, or auto; may be repeated [all]")] = None,
+    rate: Annotated[Words, Option(help="of the links; may be repeated [0.2gbit, 1gbit, 10gbit]")] = None,
+    layout: Annotated[Words, Option(help="nodes x ranks on each; may be repeated [4x1, 4x2]")] = None,
+    model: Annotated[Words, Option(help=f"{', '.join(RACED)}; may be repeated [mlp, resnet20]")] = None,
+    reducer: Annotated[Words, Option(help="to race, or auto; may be repeated [all]")] = None,
     seeds: Annotated[
-        int | None, Option(min=0, help="runs to the accuracy, at the first rate and layout; 0: none [3]")
+        int | None, Option(min=0, help="runs to the accuracy, in the first cell; 0: none [3]")
     ] = None,
     density: Annotated[float, Option(help="share that sparse reducers select")] = DENSITY,
     timeout: Annotated[float, Option(min=1, help="seconds that a job may take")] = TIMEOUT_SECONDS,

@@ -21,19 +21,19 @@ from benchmarks.allreduce import ALLREDUCES, BUSY, FLOOR, KEEP_MEMORY, PEERS
 from benchmarks.jobs import (
     ALGORITHMS,
     EmulatedCluster,
-    JSONRecord,
     Layout,
     cluster_until_end,
     environment,
     module,
     pass_on,
+    record_of,
 )
 from benchmarks.memory import dense_vectors, traced
 from commlib import Communicator, Reducer
 from commlib.errors import InvalidArgument, look_up
 from commlib.vectors import partition
 from training.bench import reducers
-from training.bench.record import Record, command, report
+from training.bench.record import Record, Seconds, report
 from training.bench.reducers import (
     BASELINE,
     CLOCKS,
@@ -101,19 +101,17 @@ def groups_of(plan: Plan) -> Iterator[Sequence[Candidate]]:
         yield candidates[low:high]
 
 
-def with_peers(reported: JSONRecord, peers: Sequence[JSONRecord]) -> JSONRecord:
+def with_peers(record: Record, peers: Sequence[Record]) -> Record:
     """Return a reducer's record against these peers as well; the fastest of all becomes its peer.
 
     Records of anything else are returned as they are.
     """
-    if "baselines" not in reported:
-        return reported
-    baselines = reported["baselines"] | {each["subject"]: each["seconds"] for each in peers}
-    names = [reported["peer"], *(each["subject"] for each in peers)]
+    if "baselines" not in record.more:
+        return record
+    baselines = record.more["baselines"] | {each.subject: asdict(each.seconds) for each in peers}
+    names = [str(record.peer), *(each.subject for each in peers)]
     peer = min(names, key=lambda name: baselines[name]["median"])
-    seconds, own = baselines[peer], reported["seconds"]["median"]
-    ratio = seconds["median"] / own if own else None
-    return reported | {"baselines": baselines, "peer": peer, "peer_seconds": seconds, "ratio": ratio}
+    return record.beside(peer, Seconds(**baselines[peer]), baselines=baselines)
 
 
 def table_of(records: Sequence[Record]) -> Table:
@@ -206,7 +204,7 @@ class Sweep:
         repeated = [("--reducer", name) for name in names] + [("--wire", wire) for wire in wires]
         return ["--density", str(density), *(each for option in repeated for each in option)]
 
-    def records(self) -> Generator[JSONRecord, None, None]:
+    def records(self) -> Generator[Record, None, None]:
         """Yield the records; however this ends, the cluster is gone."""
         with cluster_until_end() as cluster:
             for rate in self.rates[1:]:  # one that tc refuses is reported now, not after an hour
@@ -215,33 +213,30 @@ class Sweep:
                 cluster.up(self.layout.nodes, rate)
                 for size in self.sizes:
                     for reported in self._of_size(cluster, size):
-                        reported["case"] |= {"rate": rate}
-                        yield reported | {"command": command()}
+                        yield replace(reported, case=reported.case | {"rate": rate})
 
-    def _of_size(self, cluster: EmulatedCluster, size: int) -> Iterator[JSONRecord]:
+    def _of_size(self, cluster: EmulatedCluster, size: int) -> Iterator[Record]:
         """Yield the records of probing MPI's algorithms, then those with the best of them."""
         baseline = ("--reducer", BASELINE)
         horovod = () if self.horovod else ("--no-horovod",)
         probed = []
         for algorithm in self.algorithms if len(self.algorithms) > 1 else ():  # without TensorFlow
             for reported in self._run(cluster, size, algorithm, *baseline, "--no-horovod", steps=PROBE_STEPS):
-                if reported["subject"] == BASELINE:
+                if reported.subject == BASELINE:
                     probed.append(reported)
-                    yield reported | {"bench": "probe"}
+                    yield replace(reported, bench="probe")
         # That with which MPI took the least against ``dense`` of the same job.
-        fastest = min(
-            probed, key=lambda run: run["peer_seconds"]["median"] / run["seconds"]["median"], default=None
-        )
-        algorithm = fastest["case"]["mpi_algorithm"] if fastest else self.algorithms[0]
+        fastest = min(probed, key=lambda each: each.ratio or 0.0, default=None)
+        algorithm = fastest.case["mpi_algorithm"] if fastest else self.algorithms[0]
         retained = [
-            reported | {"subject": f"{reported['subject']}, memory kept"}
+            replace(reported, subject=f"{reported.subject}, memory kept")
             for reported in self._run(cluster, size, algorithm, *baseline, *horovod, settings=KEEP_MEMORY)
-            if reported["subject"] in PEERS
+            if reported.subject in PEERS
         ]
         for density in self.densities:
             chosen = self.measuring(density)
             for reported in self._run(cluster, size, algorithm, *chosen, *horovod) if chosen else ():
-                if density == self.densities[0] or reported["subject"] not in PEERS:
+                if density == self.densities[0] or reported.subject not in PEERS:
                     yield with_peers(reported, retained)
         yield from retained
 
@@ -253,16 +248,15 @@ class Sweep:
         *arguments: str,
         steps: int | None = None,
         settings: Mapping[str, str] = MappingProxyType({}),
-    ) -> Iterator[JSONRecord]:
+    ) -> Iterator[Record]:
         """Yield the records of one job on all nodes; ``settings`` are added to its environment."""
         given = ["--size", str(size), "--steps", str(steps or self.steps), *arguments]
         words = module("benchmarks.reducers", "--json", *given, *(["--quick"] if self.quick else []))
         kept = ", memory kept" if settings else ""
         what = f"{' '.join(given)} (all-reduce of MPI: {algorithm}{kept})"
         variables = {**environment(algorithm), **settings}
-        for reported in cluster.records(self.layout, words, variables, self.timeout, what):
-            reported["case"] |= {"mpi_algorithm": algorithm}
-            yield reported
+        for reported in map(record_of, cluster.objects(self.layout, words, variables, self.timeout, what)):
+            yield replace(reported, case=reported.case | {"mpi_algorithm": algorithm})
 
 
 def show_by_place(records: Sequence[Record]) -> None:

@@ -10,7 +10,7 @@ share as many cores. What the tuner picks from that profile is compared with the
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import groupby
@@ -263,13 +263,6 @@ def of_picks(given: Sequence[Pick]) -> str:
     return markdown([*head, "fastest measured", "ms", "ratio"], rows)
 
 
-def verdict(given: Sequence[Pick]) -> str:
-    """Return how many picks are within the bound."""
-    good = sum(pick.ratio <= WITHIN for pick in given)
-    share = f"{good} of {len(given)} picks ({100 * good / len(given):.0f} %)"
-    return f"{share} take at most {WITHIN} times as long as the fastest.\n"
-
-
 def draw(given: Sequence[Comparison], path: Path) -> None:
     """Draw predicted over measured seconds, a mark a case."""
     with docs_picture(path, 9.5, 4.6) as figure:
@@ -287,13 +280,6 @@ def draw(given: Sequence[Comparison], path: Path) -> None:
         figure.axes[0].legend(frameon=False, fontsize=7.5)
 
 
-def save(given: Iterable[Comparison], path: Path) -> None:
-    """Write the comparisons to a file, with the machine and the command that made them."""
-    rows = [asdict(each) for each in given]
-    content = {"command": command(), "machine": machine(), "comparisons": rows}
-    path.write_text(json.dumps(content, indent=1) + "\n")
-
-
 def load() -> list[Comparison]:
     """Return what ``--predict`` stored."""
     (path,) = newest("validation.json")
@@ -306,10 +292,12 @@ def load() -> list[Comparison]:
 def blocks() -> dict[str, str]:
     """Return the text between each pair of marks of the page, by the name of the marks."""
     given, chosen = load(), picks()
+    good = sum(pick.ratio <= WITHIN for pick in chosen)
+    share = f"{good} of {len(chosen)} picks ({100 * good / len(chosen):.0f} %)"
     return {
         "errors by cluster": by_cluster(given),
         "errors by reducer": by_reducer(given),
-        "verdict": verdict(chosen),
+        "verdict": f"{share} take at most {WITHIN} times as long as the fastest.\n",
         "picks": of_picks(chosen),
     }
 
@@ -321,7 +309,10 @@ def main() -> None:
     if parser.parse_args().predict:
         source = cluster_records()[0]
         cores = json.loads(source.read_text().splitlines()[0])["machine"]["cores"]
-        save(predict(cores), RESULTS / f"{source.name[:10]}-validation.json")
+        rows = [asdict(each) for each in predict(cores)]
+        content = {"command": command(), "machine": machine(), "comparisons": rows}
+        path = RESULTS / f"{source.name[:10]}-validation.json"
+        path.write_text(json.dumps(content, indent=1) + "\n")
     rewrite(PAGE, blocks())
     draw(load(), PICTURES / "predicted.svg")
 

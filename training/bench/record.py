@@ -138,7 +138,7 @@ class Record:
     """A subject measured in a case, against one peer or none.
 
     ``missing``: why the peer could not be measured. ``bytes``: of the busiest rank in one step, ``None``: not
-    known. ``more``: keys of this bench alone.
+    known. ``more``: keys of this bench alone, and of a record of another process its machine and settings.
     """
 
     bench: str
@@ -170,10 +170,10 @@ class Record:
             "peer_seconds": self.peer_seconds and asdict(self.peer_seconds),
             "ratio": self.ratio,
             "bytes": self.bytes and asdict(self.bytes),
-            **self.more,
             "machine": machine(),
             "settings": settings(),
             "command": command(),
+            **self.more,
         }
         return json.dumps(keys, allow_nan=False, ensure_ascii=False)
 
