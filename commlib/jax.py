@@ -47,13 +47,12 @@ class DistributedGradients(Closing):
         self.topology, self.config = topology, check_config(config)
         if topology.world.arrays is not np:
             raise InvalidArgument("topology: expected a transport of arrays in host memory, got one of GPUs")
-        paths, self._structure = jax.tree_util.tree_flatten_with_path(tree)
-        self._names = [jax.tree_util.keystr(path) for path, _ in paths]
-        self._kinds = [(leaf.shape, jnp.dtype(leaf.dtype)) for _, leaf in paths]
-        for name, (_, dtype) in zip(self._names, self._kinds, strict=True):
+        names, leaves, self._structure = _flattened(tree)
+        self._kinds = _kinds_of(leaves)
+        for name, (_, dtype) in zip(names, self._kinds, strict=True):
             if dtype.name not in DTYPES:
                 raise InvalidArgument(f"tree{name}: expected float32, float16 or bfloat16, got {dtype.name}")
-        check_variables(topology.world, self._names, [shape for shape, _ in self._kinds])
+        check_variables(topology.world, names, [shape for shape, _ in self._kinds])
         ends = list(accumulate(int(np.prod(shape)) for shape, _ in self._kinds))
         self._places = [slice(low, high) for low, high in zip([0, *ends], ends, strict=False)]
         self.exchange = BucketExchange(topology, ends[-1:], self.config)
@@ -82,7 +81,7 @@ class DistributedGradients(Closing):
                 "gradients: expected arrays, got tracers: call reduce between two jitted functions, "
                 "not inside of jit, grad or vmap"
             )
-        kinds = [(leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves]
+        kinds = _kinds_of(leaves)
         if structure != self._structure or kinds != self._kinds:
             raise InvalidArgument(
                 f"gradients: expected a tree like {self._structure} of {_text(self._kinds)}, "
@@ -143,13 +142,22 @@ def broadcast(tree: Any, topology: Topology) -> Any:
 
     ``RanksDisagree`` where names or shapes differ.
     """
-    paths, structure = jax.tree_util.tree_flatten_with_path(tree)
-    names = [jax.tree_util.keystr(path) for path, _ in paths]
-    check_variables(topology.world, names, [leaf.shape for _, leaf in paths])
-    own = [np.asarray(leaf) for _, leaf in paths] if topology.world.rank == 0 else None
+    names, leaves, structure = _flattened(tree)
+    check_variables(topology.world, names, [leaf.shape for leaf in leaves])
+    own = [np.asarray(leaf) for leaf in leaves] if topology.world.rank == 0 else None
     first = topology.world.allgather_objects(own)[0]
-    leaves = [jax.device_put(value, _place_of(leaf)) for value, (_, leaf) in zip(first, paths, strict=True)]
-    return jax.tree_util.tree_unflatten(structure, leaves)
+    placed = [jax.device_put(value, _place_of(leaf)) for value, leaf in zip(first, leaves, strict=True)]
+    return jax.tree_util.tree_unflatten(structure, placed)
+
+
+def _flattened(tree: Any) -> tuple[list[str], list[Any], Any]:
+    """Return the names of a tree's leaves, the leaves, and its structure."""
+    paths, structure = jax.tree_util.tree_flatten_with_path(tree)
+    return [jax.tree_util.keystr(path) for path, _ in paths], [leaf for _, leaf in paths], structure
+
+
+def _kinds_of(leaves: list[Any]) -> list[tuple[tuple[int, ...], Any]]:
+    return [(leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves]
 
 
 def _place_of(leaf: Any) -> Any:

@@ -81,14 +81,14 @@ def check_mpi() -> Finding:
 
 def check_horovod() -> Finding:
     """Load Horovod and compare what it was compiled against with the TensorFlow that is installed."""
+    if find_spec("horovod") is None:
+        return Finding("Horovod", "not installed; nothing but horovodrun needs it", is_note=True)
     program = (
         "import json, horovod, horovod.tensorflow as h; from pathlib import Path;"
         "built = json.loads((Path(horovod.__file__).parent / 'metadata.json').read_text());"
         "has = [h.mpi_built(), h.gloo_built(), h.nccl_built()];"
         "print(json.dumps([horovod.__version__, built['tensorflow'], *has]))"
     )
-    if find_spec("horovod") is None:
-        return Finding("Horovod", "not installed; nothing but horovodrun needs it", is_note=True)
     result = _run(sys.executable, "-c", program)
     if result.returncode:
         reason = (result.stderr.strip().splitlines() or ["no output"])[-1]  # the end of a traceback

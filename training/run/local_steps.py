@@ -1,8 +1,6 @@
 """Local steps: replicas take steps from common weights, then exchange the differences of their weights.
 
-From the common weights ``θ`` replica ``r`` comes to ``wᵣ`` in a round. The differences ``θ − wᵣ`` are reduced
-as gradients are, and an outer optimizer moves ``θ`` by their mean. That is DiLoCo (Douillard et al. 2023),
-with a sparse reducer whose residual decays SparseLoCo (Sarfi et al. 2025).
+The algorithm is in :mod:`commlib.rounds`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
