@@ -30,7 +30,7 @@ def compiled(function: Function) -> Function:
         kernel: Any = njit(nogil=True, cache=True)(function)
     except RuntimeError:  # neither the package nor a cache folder of the user can be written
         kernel = njit(nogil=True)(function)
-    return kernel  # type: ignore[no-any-return]
+    return kernel
 
 
 Array = npt.NDArray[Any]
@@ -57,7 +57,7 @@ def module_of(array: Any) -> ModuleType:
 
 def to_host(array: Any) -> Array:
     """Return ``array`` in host memory: itself if it is there, else a copy, for which the host waits."""
-    return array.get() if is_on_gpu(array) else array  # type: ignore[no-any-return]
+    return array.get() if is_on_gpu(array) else array
 
 
 def finish(arrays: ModuleType) -> None:
@@ -90,7 +90,7 @@ def empty(size: int, arrays: ModuleType = np) -> Float32:
     ``arrays``: the module to make it with, NumPy or CuPy.
     """
     if arrays is not np:
-        return arrays.empty(size, np.float32)  # type: ignore[no-any-return]
+        return arrays.empty(size, np.float32)
     item = np.dtype(np.float32).itemsize
     vector = np.empty(size + ALIGNMENT_BYTES // item, np.float32)
     first = -vector.ctypes.data % ALIGNMENT_BYTES // item
@@ -134,7 +134,7 @@ class Workspace:
     def get(self, name: str, length: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
         """Return a contiguous uninitialized array of ``length``, aligned as :func:`empty` aligns it."""
         if self._arrays is not np:
-            return self._arrays.empty(length, dtype)  # type: ignore[no-any-return]
+            return self._arrays.empty(length, dtype)
         latest = self._latest.get(name)
         if latest is not None and latest[0] == length and latest[1] is dtype:
             return latest[2]

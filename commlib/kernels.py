@@ -123,7 +123,7 @@ class GPUCodec(Codec):
 
     def encode(self, vector: SparseVector, allocate: Callable[[int], Message] | None = None) -> Message:
         """See :meth:`Codec.encode`; always a new array."""
-        return self._plan_for(vector.size).encode(vector.indices_or_range, vector.values).copy()  # type: ignore[no-any-return]
+        return self._plan_for(vector.size).encode(vector.indices_or_range, vector.values).copy()
 
     def decode(self, message: Message, size: int) -> SparseVector:
         """See :meth:`Codec.decode`; does not check that the bits are those of indices."""
@@ -187,7 +187,7 @@ def gpu_sum_sparse(
 
 def gpu_sum_rows(others: Float32, own: Float32, position: int) -> Float32:
     """Return the sum of :func:`commlib.vectors.sum_rows`."""
-    return add_rows(others, own, position, engine=current_engine())  # type: ignore[no-any-return]
+    return add_rows(others, own, position, engine=current_engine())
 
 
 HOST = Kernels(make_selector, make_codec, sum_sparse, sum_rows)

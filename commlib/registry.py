@@ -44,7 +44,7 @@ def resolve(table: Mapping[str, Member], kind: str, name: str, subclass_of: type
         return look_up(table, kind, name)
     part = _imported(kind, name, name if is_import_path(name) else _entry_point(table, kind, name))
     _check_kind(kind, name, part, subclass_of)
-    return part  # type: ignore[no-any-return]
+    return part
 
 
 def names(table: Mapping[str, object], kind: str) -> list[str]:

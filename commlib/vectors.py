@@ -157,7 +157,7 @@ class SparseVector:
         """The indices of the stored entries: ``0 … size − 1`` when dense."""
         if self.indices is not None:
             return self.indices
-        return module_of(self.values).arange(self.size, dtype=index_dtype(self.size))  # type: ignore[no-any-return]
+        return module_of(self.values).arange(self.size, dtype=index_dtype(self.size))
 
     def where(self, mask: npt.NDArray[np.bool_]) -> "SparseVector":
         """Return the entries for which ``mask``, one bool an entry, is true."""

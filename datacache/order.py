@@ -35,7 +35,7 @@ def compiled(function: Function) -> Function:
         kernel: Any = njit(nogil=True, cache=True, error_model="numpy")(function)
     except RuntimeError:  # neither the package nor a cache folder of the user can be written
         kernel = njit(nogil=True, error_model="numpy")(function)
-    return kernel  # type: ignore[no-any-return]
+    return kernel
 
 
 # --------------------------------------------------------------------------------------- keys
@@ -112,7 +112,7 @@ def permuted(position: int, size: int, key: np.uint64) -> int:
             round_key += GOLDEN
         value = (high << low_bits) | low
         if value < np.uint64(size):
-            return np.int64(value)  # type: ignore[return-value]  # an int once it leaves the kernel
+            return np.int64(value)  # type: ignore[return-value, unused-ignore]  # an int once it leaves the kernel
 
 
 @compiled

@@ -136,7 +136,7 @@ def _shrink_array(pixels: npt.NDArray[np.uint8], shorter_side: int | None) -> np
     small = np.empty((*size, channels), np.uint8)
     for channel in range(channels):
         picture = Image.fromarray(np.ascontiguousarray(pixels[:, :, channel]))
-        small[:, :, channel] = picture.resize(size[::-1], Image.Resampling.BILINEAR)
+        small[:, :, channel] = np.asarray(picture.resize(size[::-1], Image.Resampling.BILINEAR))
     return small
 
 

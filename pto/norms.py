@@ -40,7 +40,7 @@ def compiled(function: Function) -> Function:
         kernel: Any = njit(nogil=True, cache=True, error_model="numpy")(function)
     except RuntimeError:  # neither the package nor a cache folder of the user can be written
         kernel = njit(nogil=True, error_model="numpy")(function)
-    return kernel  # type: ignore[no-any-return]
+    return kernel
 
 
 @compiled

@@ -35,14 +35,35 @@ done
 exec "$(command -v ninja)" "\$@"
 SHIM
     chmod +x "$work/bin/ninja"
-    PATH="$work/bin:$PATH" CMAKE_GENERATOR=Ninja \
+    # From 2.19 on, TensorFlow's wheel lacks headers that Horovod includes: those of XLA, so its XLA operations, which
+    # ours do not use, are left out, and two of highwayhash for an inline function that it never calls.
+    mkdir -p "$work/include/highwayhash"
+    touch "$work/include/highwayhash/state_helpers.h"
+    cat >"$work/include/highwayhash/sip_hash.h" <<HEADER
+#pragma once
+#include <cstdint>
+#include <string>
+namespace highwayhash {
+class SipHashState;
+template <class State> struct StringHasher {
+  uint64_t operator()(const uint64_t (&key)[2], const std::string &text) const;
+};
+}
+HEADER
+    source="$work/horovod-$version"
+    python -m pip --disable-pip-version-check download --no-deps --no-build-isolation --no-binary horovod \
+        --dest "$work" "horovod==$version"
+    tar -xf "$source.tar.gz" -C "$work"
+    sed -i '/xla_mpi_ops\.cc/d' "$source/horovod/tensorflow/CMakeLists.txt"
+    PATH="$work/bin:$PATH" CMAKE_GENERATOR=Ninja CPLUS_INCLUDE_PATH="$work/include" \
         HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
         HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 \
         python -m pip --disable-pip-version-check wheel --no-cache-dir --no-deps --no-build-isolation \
-        --wheel-dir "$work" "horovod==$version"
+        --wheel-dir "$work" "$source"
 
     # The library is found beside the Python that loads it, not where this environment happens to stand.
     cd "$work"
+    rm -r "$source" # the wheel is unpacked under this name
     python -m wheel unpack "horovod-$version-"*.whl
     patchelf --set-rpath "\$ORIGIN/../../../.." "horovod-$version/horovod/tensorflow/"mpi_lib*.so
     mkdir packed

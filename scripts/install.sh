@@ -2,7 +2,8 @@
 # Makes .venv with everything cloudtrain needs, and Horovod where there is a C++ compiler. Quick when nothing changed.
 # usage: scripts/install.sh [EXTRA] [--without-horovod]
 # EXTRA: an extra of pyproject.toml that includes train: train itself, dev (whose tests need Horovod) or gpu;
-#        or frameworks, which makes .venv-frameworks: commlib with PyTorch and JAX, and what tests/torch and tests/jax need
+#        or frameworks, which makes .venv-frameworks: commlib with PyTorch and JAX, and what tests/torch and tests/jax need;
+#        or oldest or newest, which make .venv-oldest and .venv-newest: the two ends of what is supported, without Horovod
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 venv="$root/.venv"
@@ -10,7 +11,20 @@ extra=train horovod=yes
 for word; do
     case $word in --without-horovod) horovod=no ;; *) extra=$word ;; esac
 done
-[ "$extra" != frameworks ] || venv="$root/.venv-frameworks" horovod=no
+candidates=(python3 python3.13 python3.12 python3.11 python3.10)
+case $extra in
+frameworks) packages=(-e "$root[torch,jax]" torch==2.13.0 optax hypothesis pytest pytest-timeout scikit-learn) ;;
+oldest)
+    packages=(-e "$root[dev]" "tensorflow==2.18.*" "keras==3.10.*" "numpy==1.26.*" "numba==0.60.*")
+    candidates=(python3.10 "${candidates[@]}")
+    ;;
+newest)
+    packages=(-e "$root[dev]")
+    candidates=(python3.13 "${candidates[@]}")
+    ;;
+*) packages=() ;;
+esac
+[ ${#packages[@]} = 0 ] || venv="$root/.venv-$extra" horovod=no
 say() { printf 'cloudtrain: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 
@@ -32,17 +46,16 @@ is_made=no
 case $root in *[[:space:]]*) die "the folder $root has a space in its path, which MPI's compiler cannot handle: move it" ;; esac
 [ -n "${HOME:-}" ] || die "needs HOME, found none: set it to a folder that can be written"
 python=
-candidates=(python3 python3.12 python3.11 python3.10)
 [ -z "${PYTHON:-}" ] || candidates=("$PYTHON")
 for candidate in "${candidates[@]}"; do
-    if "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; then
+    if "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
         python=$candidate
         break
     fi
 done
 if [ -z "$python" ]; then
     found=$("${PYTHON:-python3}" --version 2>&1 || true)
-    die "needs Python 3.10, 3.11 or 3.12, found ${found:-none}: install one (apt-get install python3) or name it with PYTHON=/path/to/python3.11"
+    die "needs Python 3.10 to 3.13, found ${found:-none}: install one (apt-get install python3) or name it with PYTHON=/path/to/python3.11"
 fi
 tag=$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
 wheels="$(realpath -m "${XDG_CACHE_HOME:-$HOME/.cache}")/cloudtrain/wheels"
@@ -76,14 +89,14 @@ log="$venv/install.log"
 logged() { "$@" >>"$log" 2>&1 || { tail -n 20 "$log" >&2; die "failed: $* (everything it said: $log)"; }; }
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 
-if [ "$extra" = frameworks ]; then
-    say "installing PyTorch 2.13.0, JAX and Open MPI 5"
-    logged pip install -e "$root[torch,jax]" torch==2.13.0 optax hypothesis pytest pytest-timeout scikit-learn
+if [ ${#packages[@]} -gt 0 ]; then
+    say "installing ${packages[*]:1}"
+    logged pip install "${packages[@]}"
     echo "$stamp" >"$stamp_file"
     exit 0
 fi
 if [ $is_made = no ]; then
-    say "installing TensorFlow 2.18.1, Open MPI 5 and the rest (about 700 MB, a minute or two)"
+    say "installing TensorFlow, Open MPI 5 and the rest (about 700 MB, a minute or two)"
     rm -f "$venv/.horovod-installed" # it is of the TensorFlow that was there
     logged pip install -e "$root[$extra]"
     say "compiling kernels, once (half a minute)"

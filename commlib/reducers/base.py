@@ -229,7 +229,7 @@ class Reducer(ABC):
     def residual(self) -> Float32:
         """The unsent part of gradients: a new float32 array of shape ``(size,)``, 0 outside the own shard."""
         if self._carried is None:
-            return self.arrays.zeros(self.size, np.float32)  # type: ignore[no-any-return]
+            return self.arrays.zeros(self.size, np.float32)
         return self._carried.copy()
 
     def add_residual(self, residual: Float32) -> None:
@@ -344,7 +344,7 @@ def as_gradient(
         raise InvalidArgument(f"gradient: expected shape ({size},), got {given.shape}")
     with np.errstate(over="ignore"):  # float64 beyond float32 becomes an infinity, and skips the step
         if workspace is None or (given.dtype == np.float32 and given.flags.c_contiguous):
-            return arrays.ascontiguousarray(given, np.float32)  # type: ignore[no-any-return]
+            return arrays.ascontiguousarray(given, np.float32)
         converted: Float32 = workspace.get("gradient", size)
         converted[...] = given
         return converted

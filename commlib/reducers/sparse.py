@@ -215,7 +215,7 @@ class SelectingReducer(Reducer):
     def _decayed(self) -> Float32:
         """Return ``β·e`` of the residual ``e``."""
         if self.options.decay == 1:
-            return self._residual  # type: ignore[no-any-return]
+            return self._residual
         kept: Float32 = self.workspace.get("decayed", self.length)
         with self.measure("select"):
             self._forgotten = decayed(self._residual, self.options.decay, out=kept)

@@ -29,7 +29,7 @@ def array_of(tensor: Any, arrays: ModuleType = np) -> Array:
     """
     if arrays is np:
         return np.asarray(tensor)
-    return arrays.from_dlpack(tf.experimental.dlpack.to_dlpack(tf.convert_to_tensor(tensor)))  # type: ignore[no-any-return]
+    return arrays.from_dlpack(tf.experimental.dlpack.to_dlpack(tf.convert_to_tensor(tensor)))
 
 
 def tensor_of(array: Any) -> Any:

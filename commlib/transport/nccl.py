@@ -298,7 +298,7 @@ def _cupy() -> ModuleType:
     import cupy
     import cupy.cuda.nccl  # not imported by cupy itself
 
-    return cupy  # type: ignore[no-any-return]
+    return cupy
 
 
 def _communicator(control: Communicator, between: str) -> GPUCommunicator:

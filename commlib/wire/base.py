@@ -96,7 +96,7 @@ class Codec:
         if vector.indices is None:
             return self._values.encode(vector.values if allocate else vector.to_dense())
         if vector.nnz == 0:
-            return module_of(vector.values).empty(0, np.uint8)  # type: ignore[no-any-return]
+            return module_of(vector.values).empty(0, np.uint8)
         indices = self._indices.encode(vector.indices, vector.size)
         sparse = len(indices) + self._values.message_bytes(vector.nnz)
         if sparse >= self._values.message_bytes(vector.size):

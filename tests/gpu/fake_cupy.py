@@ -362,7 +362,7 @@ class FakeCuPy(ModuleType):
         """The current stream of this thread."""
         if not hasattr(self.local, "stream"):
             self.local.stream = Stream(self)
-        return self.local.stream  # type: ignore[no-any-return]
+        return self.local.stream
 
     def rank_here(self) -> tuple[Any, Any, Any]:
         """Return what makes a thread the rank that it is."""
@@ -377,7 +377,7 @@ class FakeCuPy(ModuleType):
         """How far this thread knows each stream to be, having waited for it."""
         if not hasattr(self.local, "seen"):
             self.local.seen = defaultdict(int)
-        return self.local.seen  # type: ignore[no-any-return]
+        return self.local.seen
 
     def wait_for(self, stream: Stream) -> None:
         seen = self.host_seen()

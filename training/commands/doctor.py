@@ -44,12 +44,12 @@ class Finding:
 
 
 def check_python() -> Finding:
-    """Compare Python with the versions that TensorFlow 2.18 has wheels for."""
+    """Compare Python with the versions that TensorFlow 2.18 to 2.21 have wheels for."""
     found = ".".join(map(str, sys.version_info[:3]))
-    if (3, 10) <= sys.version_info[:2] <= (3, 12):
+    if (3, 10) <= sys.version_info[:2] <= (3, 13):
         return Finding("Python", found)
     return Finding(
-        "Python", f"{found}, expected 3.10 to 3.12", "install one of these and remake .venv with it"
+        "Python", f"{found}, expected 3.10 to 3.13", "install one of these and remake .venv with it"
     )
 
 
@@ -104,14 +104,15 @@ def check_horovod() -> Finding:
 
 
 def check_tensorflow() -> Finding:
-    """Compare TensorFlow and Keras with the pair that works with Horovod 0.28.1."""
+    """Compare TensorFlow and Keras with the versions that the tests run with."""
     try:
         tensorflow, keras = version("tensorflow"), version("keras")
     except PackageNotFoundError as error:
         return Finding("TensorFlow", f"{error.name} is not installed", INSTALL)
     text = f"{tensorflow} with Keras {keras}"
-    if tensorflow != "2.18.1" or not (3, 8) <= tuple(map(int, keras.split(".")[:2])) <= (3, 10):
-        return Finding("TensorFlow", f"{text}, expected 2.18.1 with Keras 3.8 to 3.10", INSTALL)
+    minor = {name: tuple(map(int, version(name).split(".")[:2])) for name in ("tensorflow", "keras")}
+    if not (2, 18) <= minor["tensorflow"] <= (2, 21) or not (3, 10) <= minor["keras"] < (4,):
+        return Finding("TensorFlow", f"{text}, expected 2.18 to 2.21 with Keras 3.10 or later", INSTALL)
     return Finding("TensorFlow", text)
 
 

@@ -128,7 +128,7 @@ def on_rank0(comm: Communicator, function: Callable[[], Result]) -> Result:
     result, problem = comm.allgather_objects((result, problem))[0]
     if problem is not None:
         raise ValueError(problem)
-    return result  # type: ignore[no-any-return]
+    return result
 
 
 def all_or_raise(comm: Communicator, function: Callable[[], Result], *, names_rank: bool = False) -> Result:

@@ -155,7 +155,7 @@ class WeightUpdate(Part):
             if self._average is not None:
                 self._average.follow()
 
-        return update  # type: ignore[no-any-return]
+        return update
 
     def _clip(self, mean: Any) -> None:
         """Clip the norm of the mean to ``clip_norm``, in place, identically on all ranks."""

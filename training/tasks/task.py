@@ -98,7 +98,7 @@ def traced(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a graph of a function for all shapes, traced without AutoGraph, as Keras traces models."""
     import tensorflow as tf
 
-    return tf.function(function, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
+    return tf.function(function, reduce_retracing=True, autograph=False)
 
 
 class Means(Evaluation):
