@@ -3,7 +3,7 @@
     python -m benchmarks.convergence --run [NAME ...]  # what convergence.yaml has and no record is of
     python -m benchmarks.convergence                   # the tables and pictures of the page, from the records
 
-Texts are those that scripts/get_data.sh fetches. Ranks are threads of one process (see
+Texts are those that cloudtrain data fetches. Ranks are threads of one process (see
 benchmarks/simulated_ranks.py): the reducers are those of any run.
 """
 

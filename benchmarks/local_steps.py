@@ -4,7 +4,7 @@
     python -m benchmarks.local_steps --time [CELL …]  # on emulated clusters, such as 50mbit,4x1; as root
     python -m benchmarks.local_steps                  # the tables and pictures of the page, from the records
 
-The text is that of `scripts/get_data.sh brown`. Ranks that train are threads of one process, as in
+The text is that of `cloudtrain data brown`. Ranks that train are threads of one process, as in
 benchmarks/convergence.py; those that are timed are processes.
 """
 

@@ -49,7 +49,7 @@ class RacedModel:
     switch: tuple[int, int] | None = None
 
 
-# Where scripts/get_data.sh leaves the Brown corpus.
+# Where cloudtrain data leaves the Brown corpus.
 BROWN = f"{os.environ.get('XDG_DATA_HOME', '~/.local/share')}/cloudtrain/brown"
 STREAMS = {
     "task": {"name": "language_model", "streams": True},

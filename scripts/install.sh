@@ -31,8 +31,9 @@ die() { say "$*"; exit 1; }
 exec 9>"$root/.venv.lock"
 flock 9 # quickstart.sh and test.sh may be started side by side
 
+horovod_script="$root/training/process/install_horovod.sh"
 stamp_file="$venv/.installed-$extra"
-stamp=$(cat "$root"/{pyproject.toml,setup.py} "$root"/scripts/{install,build_horovod}.sh <(echo "$root ${PYTHON:-}") | sha256sum)
+stamp=$(cat "$root"/{pyproject.toml,setup.py} "$root/scripts/install.sh" "$horovod_script" <(echo "$root ${PYTHON:-}") | sha256sum)
 has() { cat "$@" 2>/dev/null | grep -qF "$stamp" && "$venv/bin/python" -c '' 2>/dev/null; }
 # every environment is one to train in
 stamps=("$stamp_file")
@@ -105,8 +106,7 @@ if [ $is_made = no ]; then
 fi
 if [ $horovod = yes ]; then
     exec 8>&2
-    logged "$root/scripts/build_horovod.sh" "$wheels"
-    logged pip install "$(cat "$venv/.horovod-wheel")" "setuptools<81"
+    logged bash "$horovod_script" "$venv/bin/python" "$wheels"
     echo "$stamp" >"$venv/.horovod-installed"
 elif [ $horovod = missing ]; then
     say "Horovod is left out, which nothing but horovodrun needs: ./scripts/install.sh needs $compiler"

@@ -24,8 +24,9 @@ def machine(tmp_path):
     program(tools / "g++", "")
     clone = tmp_path / "clone"
     shutil.copytree(ROOT / "scripts", clone / "scripts")
-    for name in ("pyproject.toml", "setup.py"):
-        shutil.copy(ROOT / name, clone)
+    (clone / "training" / "process").mkdir(parents=True)
+    for name in ("pyproject.toml", "setup.py", "training/process/install_horovod.sh"):
+        shutil.copy(ROOT / name, clone / name)
     return tmp_path
 
 

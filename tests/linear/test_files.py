@@ -119,7 +119,7 @@ def test_a_file_that_ends_in_the_middle_of_a_line_is_refused(tmp_path):
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path):
-    hint = r"\(scripts/get_data.sh spam and genres make files\)"
+    hint = r"\(cloudtrain data makes spam and genres\)"
     refused(tmp_path / "none", 2, f"none: No such file or directory {hint}$")
     refused(tmp_path, 1, "Is a directory$")
     refused(tmp_path / "url.bz2", 1, "url.bz2: expected a file that is not compressed")

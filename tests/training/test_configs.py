@@ -23,7 +23,7 @@ NEED_A_PATH = [name for name in CONFIGS if name.startswith(("imagenet", "cifar10
 LOCAL = ["brown_diloco", "brown_sparseloco"]
 WINDOWS = ["bert_base", "brown_bert_small", "brown_gpt_small", "brown_lstm", "ptb_lstm", *LOCAL]
 TEXT = [*WINDOWS, "ende_transformer", "intents_lstm", "wmt17_transformer"]
-OF_PACKAGES = ("brown", "ende", "intents")  # whose files scripts/get_data.sh leaves where they are looked for
+OF_PACKAGES = ("brown", "ende", "intents")  # whose files cloudtrain data leaves where they are looked for
 PICTURES = [name for name in CONFIGS if name not in TEXT]
 PICTURES_AT_A_PATH = [name for name in PICTURES if name in NEED_A_PATH]
 IMAGENET = [name for name in CONFIGS if name.startswith("imagenet")]
@@ -331,14 +331,12 @@ def test_bert_has_the_steps_and_density_of_oktopk_and_the_rates_of_lamb():
 
 
 @pytest.mark.parametrize("name", ["brown_lstm", "ende_transformer", "intents_lstm"])
-def test_text_of_packages_is_looked_for_where_the_script_leaves_it(name, monkeypatch):
+def test_text_of_packages_is_looked_for_where_the_command_leaves_it(name, monkeypatch):
     folder = name.split("_")[0]
     monkeypatch.setenv("XDG_DATA_HOME", "/data")
     assert load_shipped(name).dataset.path == f"/data/cloudtrain/{folder}"
     monkeypatch.delenv("XDG_DATA_HOME")
     assert load_shipped(name).dataset.path == f"~/.local/share/cloudtrain/{folder}"
-    script = (FOLDER.parent / "scripts" / "get_data.sh").read_text()
-    assert "XDG_DATA_HOME:-" in script and "/.local/share}/cloudtrain/$name" in script
 
 
 # ------------------------------------------------------------------------------------- the small ones

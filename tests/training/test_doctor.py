@@ -51,7 +51,7 @@ def test_gpus_that_nothing_can_use_are_a_problem(nvidia_smi):
     finding = doctor.check_gpus()
     assert finding.verdict == "problem"
     assert finding.text.startswith("2 × A GPU, but CuPy cannot be imported")
-    assert finding.remedy == "run ./scripts/install.sh gpu"
+    assert finding.remedy == "pip install 'cloudtrain[gpu]'"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_another_tensorflow_or_keras_is_a_problem(monkeypatch, versions, text):
             doctor.check_horovod,
             """echo '["0.28.1", "2.18.1", true, true, false]'""",
             "compiled against TensorFlow 2.18.1, installed is 2.19.0",
-            "install.sh",
+            "cloudtrain install-horovod",
         ),
         (
             doctor.check_horovod,

@@ -14,9 +14,8 @@ from pathlib import Path
 
 GIB = 1 << 30
 SHARED_MEMORY_GIB = 1
-INSTALL = "run ./scripts/install.sh"
-WHEELS = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "cloudtrain", "wheels")
-REBUILD = f"remove {WHEELS} and .venv, then {INSTALL}"
+INSTALL = "pip install 'cloudtrain[train]'"
+REBUILD = "cloudtrain install-horovod"
 PATIENCE_SECONDS = 60
 # Prints why gradients cannot stay on this machine's GPUs; an empty line where they can.
 WHY_NOT_ON_GPUS = """
@@ -49,7 +48,7 @@ def check_python() -> Finding:
     if (3, 10) <= sys.version_info[:2] <= (3, 13):
         return Finding("Python", found)
     return Finding(
-        "Python", f"{found}, expected 3.10 to 3.13", "install one of these and remake .venv with it"
+        "Python", f"{found}, expected 3.10 to 3.13", "install one of these, and cloudtrain with it"
     )
 
 
@@ -128,7 +127,7 @@ def check_gpus() -> Finding:
     tried = _run(sys.executable, "-c", WHY_NOT_ON_GPUS)
     why_not = _first_line(tried) if tried.returncode else tried.stdout.strip()
     if why_not:
-        return Finding("GPUs", f"{found}, but {why_not}", "run ./scripts/install.sh gpu")
+        return Finding("GPUs", f"{found}, but {why_not}", "pip install 'cloudtrain[gpu]'")
     return Finding("GPUs", f"{found}; gradients stay there and travel by NCCL")
 
 

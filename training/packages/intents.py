@@ -5,8 +5,6 @@ template so many sentences are drawn, always the same ones. What people call the
 what they ask to be played or noted, is not in the package and filled in from the lists below. A sentence
 that has several intents is left out. A share of the sentences is the test part; those that differ only in
 case, punctuation or numbers are in the same part.
-
-usage: intents.py PACKAGE.whl FOLDER
 """
 
 import hashlib
@@ -14,9 +12,10 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
-import texts
+from training.packages import texts
 
 CATALOGUE = r"home_assistant_intents/data/en\.json"
 DRAWN = 10  # sentences of a template
@@ -130,5 +129,6 @@ def parts(catalogue: Mapping[str, Any]) -> texts.Parts:
     return found
 
 
-if __name__ == "__main__":
-    texts.main(lambda package: parts(json.loads(dict(texts.members(package, CATALOGUE)).popitem()[1])))
+def parts_of(package: Path) -> texts.Parts:
+    """Return the lines of each file that is made of the package."""
+    return parts(json.loads(dict(texts.members(package, CATALOGUE)).popitem()[1]))

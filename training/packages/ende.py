@@ -5,8 +5,6 @@ Left out are texts with placeholders, markup, links or several lines, texts equa
 single words. An English text has the translation that most components give it. The test part is a tenth
 of the texts of four words or more; texts that differ only in case, punctuation or numbers are in the same
 part, and what a test text or its translation resembles in this way is not trained on.
-
-usage: ende.py PACKAGE.whl FOLDER
 """
 
 import json
@@ -16,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import texts
+from training.packages import texts
 
 Pair = tuple[str, str]
 SOURCE, TARGET = "en", "de"
@@ -92,5 +90,6 @@ def pairs_of(package: Path) -> Iterator[Pair]:
             yield from ((source[key], target[key]) for key in source if key in target)
 
 
-if __name__ == "__main__":
-    texts.main(lambda package: parts(translations(filter(is_prose, pairs_of(package)))))
+def parts_of(package: Path) -> texts.Parts:
+    """Return the lines of each file that is made of the package."""
+    return parts(translations(filter(is_prose, pairs_of(package))))

