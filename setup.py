@@ -7,4 +7,5 @@ FILES = {"training.configs": "configs", "training.clusters": "clusters"}
 setup(
     packages=[*find_packages(include=["commlib*", "datacache*", "pto*", "training*"]), *FILES],
     package_dir=FILES,
+    py_modules=["cloudtrain"],
 )

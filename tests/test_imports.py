@@ -222,3 +222,34 @@ def test_the_adapter_leaves_the_user_s_log_level():
         "except ImportError: print(os.environ['TF_CPP_MIN_LOG_LEVEL'])"
     )
     assert [with_log_level(level, program).stdout for level in (None, "1")] == ["2\n", "1\n"]
+
+
+def test_everything_is_found_under_one_name():
+    import cloudtrain
+    import commlib
+
+    assert cloudtrain.commlib is commlib
+    assert cloudtrain.Trainer is cloudtrain.training.Trainer
+    with pytest.raises(AttributeError, match="'cloudtrain' has no attribute 'trainer'"):
+        cloudtrain.trainer  # noqa: B018  # the access is what is tested
+
+
+@pytest.mark.parametrize(
+    "program", ["import cloudtrain; cloudtrain.Trainer", "import cloudtrain; cloudtrain.main()"]
+)
+def test_a_training_of_another_project_is_named(tmp_path, program):
+    other = tmp_path / "training"
+    other.mkdir()
+    (other / "__init__.py").touch()
+    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 1
+    assert (
+        f"training: expected the package of cloudtrain in {ROOT}/training, found another in {other}"
+        in (result.stderr.splitlines()[-1])
+    )

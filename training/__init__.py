@@ -1,8 +1,8 @@
 """Training with Horovod: one run of a configuration, phase after phase.
 
-    from training import Trainer
+    import cloudtrain
 
-    summary = Trainer("configs/digits.yaml").fit()
+    summary = cloudtrain.Trainer("configs/digits.yaml").fit()
 
 on all ranks, or ``cloudtrain launch -np 4 configs/digits.yaml``.
 """

@@ -69,10 +69,10 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
     return descriptor
 
 
-def read_file(path: Path) -> bytes:
-    """Return the contents of a file; raises as :func:`open_file` does."""
+def read_file(path: Path, limit: int = -1) -> bytes:
+    """Return the contents of a file, at most ``limit`` bytes of it; raises as :func:`open_file` does."""
     with os.fdopen(open_file(path), "rb") as file:
-        return file.read()
+        return file.read(limit)
 
 
 def create_file(path: Path, content: bytes = b"") -> None:

@@ -43,6 +43,7 @@ _CREATING, _REMOVING = ".new-", ".old-"
 _ROOT_SECONDS = 60.0
 _ENTER_SECONDS = 60.0
 _ATTEMPTS = 20
+_MOST_BYTES_OF_FACTS = 1 << 20
 _DROP_SECONDS = 2.0
 
 
@@ -159,7 +160,7 @@ def write_facts(path: Path, facts: dict[str, Any], seed: int) -> None:
 def read_facts(path: Path, seed: int) -> dict[str, Any]:
     """Return what :func:`write_facts` wrote; :class:`Damaged` if it is damaged or of another seed."""
     try:
-        facts = json.loads(read_file(path))
+        facts = json.loads(read_file(path, _MOST_BYTES_OF_FACTS))
         check = facts.pop("check")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Damaged(f"{path}: cannot be read ({error})") from error

@@ -138,7 +138,7 @@ def test_a_run_that_went_on_has_both_processes_and_is_verified_and_made_again(tm
 
 
 def test_a_run_as_it_was_written_is_right(folder, capsys):
-    assert commands.verify(folder) == 0
+    assert commands.verify([folder]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first == f"{folder}: 6 files are as they were written, 5 digests of weights and all records agree"
     assert second == f"its receipt: {Receipt.read(folder).digest}"
@@ -154,7 +154,7 @@ def test_a_file_that_is_otherwise_is_named(folder, capsys, name, how):
     else:
         content[len(content) // 2] ^= 1
         path.write_bytes(content if how == "altered" else content[:-2])
-    assert commands.verify(folder) == 1
+    assert commands.verify([folder]) == 1
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith(f"{path}: ")
     assert all(line.startswith(str(folder)) for line in said)
@@ -194,6 +194,13 @@ def test_an_altered_receipt_is_found_by_its_own_digest(folder):
     assert found.startswith(f"{folder}/receipt.json: expected digest of the rest ")
 
 
+def test_blanks_appended_to_a_receipt_are_found(folder):
+    with (folder / "receipt.json").open("a") as file:
+        file.write(" \n")
+    (found,) = problems(folder)
+    assert found.startswith(f"{folder}/receipt.json: expected the text that was written")
+
+
 @pytest.mark.parametrize("content", [b"", b"\x80\x04.", b"[]", b'{"format": 2}', b'{"format": 1, "end": 3}'])
 def test_what_is_no_receipt_is_one_line(folder, content):
     (folder / "receipt.json").write_bytes(content)
@@ -230,6 +237,13 @@ def test_steps_that_are_made_again_agree_and_the_run_is_untouched(folder, capsys
         "3 of 3 digests agree",
     ]
     assert contents(folder) == before
+
+
+def test_without_steps_those_up_to_the_first_digest_are_made_again(folder, capsys):
+    assert replayed(folder, None) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "no --steps: those up to the first digest, 0:2"
+    assert out[-1] == "1 of 1 digests agree"
 
 
 def test_a_digest_that_was_altered_is_found_from_the_beginning(folder, capsys):

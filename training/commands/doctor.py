@@ -179,7 +179,8 @@ def examine() -> int:
         findings.append(check())
         print("\n".join(report(findings[-1])), flush=True)
     problems = [finding for finding in findings if finding.verdict == "problem"]
-    print(f"\n{len(problems)} problems" if problems else "\nready to train")
+    count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
+    print(f"\n{count if problems else 'ready to train'}")
     return bool(problems)
 
 

@@ -58,6 +58,7 @@ CachedConfig = Annotated[
 ]
 
 RunPath = Annotated[Path, Argument(metavar="RUN", help="the folder of a run: runs/digits-…")]
+RunPaths = Annotated[list[Path], Argument(metavar="RUN", help="folders of runs: runs/digits-…")]
 
 caches = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
 receipts = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
@@ -201,7 +202,7 @@ def _start(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], Argument(metavar="RUN", help="folders of runs: runs/digits-…")],
+    runs: RunPaths,
     output: Annotated[
         Path | None,
         Option(
@@ -278,17 +279,22 @@ def data(
 
 
 @receipts.command("verify")
-def verify_receipt(run: RunPath) -> None:
-    """Verify the files of a run and its records; the exit status is 1 if something is wrong."""
+def verify_receipt(runs: RunPaths) -> None:
+    """Verify the files of runs and their records; the exit status is 1 if something is wrong."""
     from training.commands.receipt import verify
 
-    raise typer.Exit(verify(run))
+    raise typer.Exit(verify(runs))
 
 
 @receipts.command("replay")
 def replay_receipt(
     run: RunPath,
-    steps: Annotated[str, Option(metavar="A:B", help="compare the weights after steps A to B: 100:300")],
+    steps: Annotated[
+        str | None,
+        Option(
+            metavar="A:B", help="compare the weights after steps A to B: 100:300; else up to the first digest"
+        ),
+    ] = None,
     ranks: Annotated[int | None, Option("-np", min=1, help="start a job of so many ranks")] = None,
     hosts: Hosts = None,
     network_interface: Interface = None,
@@ -301,7 +307,7 @@ def replay_receipt(
     from training.commands.receipt import replay
     from training.receipt.recorded import Recorded
 
-    words = ["receipt", "replay", str(run), "--steps", steps]
+    words = ["receipt", "replay", str(run), *(["--steps", steps] if steps else [])]
     _start(ranks, hosts, network_interface, words, lambda: Recorded.of(run, steps))
     replay(run, steps)
 

@@ -1,5 +1,6 @@
 """``cloudtrain receipt``: verify the files of a run, and replay its steps."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,15 @@ from training.run.data import load_data
 from training.run.parts import import_parts
 
 
-def verify(folder: Path) -> int:
-    """Print a line for each problem of a run's folder; return 1 if there are any."""
-    if not folder.is_dir():
-        usage_error(f"receipt: expected the folder of a run, got {folder}")
+def verify(folders: Sequence[Path]) -> int:
+    """Print a line for each problem of runs' folders; return 1 if there are any."""
+    for folder in folders:
+        if not folder.is_dir():
+            usage_error(f"receipt: expected the folder of a run, got {folder}")
+    return max(map(_verify, folders))
+
+
+def _verify(folder: Path) -> int:
     found = list(problems(folder))
     for line in found:
         print(escaped(line))
@@ -45,10 +51,15 @@ def verify(folder: Path) -> int:
     return 0
 
 
-def replay(folder: Path, steps: str) -> None:
-    """Make steps of a run again on all ranks of this job, and compare; exit with 1 where a digest differs."""
+def replay(folder: Path, steps: str | None) -> None:
+    """Make steps of a run again on all ranks of this job, and compare; exit with 1 where a digest differs.
+
+    ``steps``: see :meth:`training.receipt.recorded.Recorded.of`.
+    """
     with as_rank() as comm:
         recorded = all_or_exit(comm, lambda: on_rank0(comm, lambda: Recorded.of(folder, steps)))
+        if steps is None and comm.rank == 0:
+            print_line(f"no --steps: those up to the first digest, {recorded.first}:{recorded.last}")
         config, checkpoints = all_or_exit(comm, lambda: on_rank0(comm, lambda: _configuration(folder)))
         config = all_or_exit(comm, lambda: import_parts(config))
         ranks = verified(comm) if config.verify else comm

@@ -125,6 +125,8 @@ class Receipt:
             receipt = parsed(cls, content)
             expect_equal("digest of the rest", receipt.sealed().digest, receipt.digest)
             expect_equal("processes", True, bool(receipt.processes))
+            is_as_written = content == receipt.text().encode()  # blanks appended, say, which no digest covers
+            expect_equal("the text that was written", True, is_as_written)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         return receipt

@@ -83,14 +83,20 @@ class Recorded:
     since: int
 
     @classmethod
-    def of(cls, folder: Path, steps: str) -> "Recorded":
-        """Return the record of ``steps``, ``A:B``; ``ValueError`` if they cannot be replayed."""
+    def of(cls, folder: Path, steps: str | None) -> "Recorded":
+        """Return the record of ``steps``, ``A:B``; ``ValueError`` if they cannot be replayed.
+
+        ``None``: up to the first digest, of the process that ended the run or of others that were like it.
+        """
         receipt = Receipt.read(folder)
         digests = digests_of(folder, read_records(folder))
         end = max(digests, default=0)
         if receipt.end is not None:
             end = receipt.end.steps
             digests.setdefault(end, receipt.end.weights)
+        if steps is None:
+            _, begin = _made_by(receipt.processes, end)
+            steps = f"{begin}:{min((step for step in digests if step > begin), default=end)}"
         first, last = _steps(steps, end)
         process, since = _made_by(receipt.processes, last)
         if first < since:

@@ -63,7 +63,7 @@ def _record(line: bytes) -> Record | None:
     value = _parsed(line)
     if not isinstance(kind := value.get("kind"), str):
         return None
-    return value if kind == "step" else mask(value)  # a step has no text
+    return value if kind == "step" else _masked(value)  # a step has no text
 
 
 def _parsed(content: bytes) -> dict[str, Any]:
@@ -75,9 +75,18 @@ def _parsed(content: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def _masked(value: Record) -> Record | None:
+    """Return a record with its secrets masked; ``None`` for what is nested so deep that it cannot be."""
+    try:
+        masked: Record = mask(value)
+    except RecursionError:
+        return None
+    return masked
+
+
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return dict(mask(_parsed(path.read_bytes())))
+        return dict(_masked(_parsed(path.read_bytes())) or {})
     except OSError:
         return {}
 
@@ -85,7 +94,7 @@ def _json(path: Path) -> dict[str, Any]:
 def _config(path: Path) -> dict[str, Any]:
     try:
         return dict(mapping(mask(parsed_file(path))))
-    except ConfigurationError:
+    except (ConfigurationError, RecursionError):
         return {}
 
 

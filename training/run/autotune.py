@@ -124,8 +124,8 @@ def choices_within(config: Config, nodes: Sequence[Sequence[int]], size: int) ->
 def check_budget(number: int, choice: Choice | None, steps: int) -> None:
     """Raise ``ValueError`` where a phase of so many steps is too short for the choice within its budget."""
     if choice is not None and (choice.local_steps or 1) > steps:
-        expected = f"expected a budget for an exchange in the {steps} steps of the phase"
-        raise ValueError(f"phases[{number}].budget: {expected}, got one for {choice.reason}")
+        expected = f"expected one that allows an exchange within the phase's {steps} steps"
+        raise ValueError(f"phases[{number}].budget: {expected}, got one that does every {choice.local_steps}")
 
 
 def with_buckets(config: Config, topology: Topology, profile: Profile | None, size: int) -> Config:
