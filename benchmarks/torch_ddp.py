@@ -3,12 +3,15 @@ r"""PyTorch's DistributedDataParallel with our hook, and with its own hooks over
     python -m benchmarks.emulated up --nodes 4 --rate 0.2gbit      # as root
     python -m benchmarks.emulated run -- .venv-frameworks/bin/mpirun --allow-run-as-root --bind-to none \
         -H node1:1,node2:1,node3:1,node4:1 --mca btl_tcp_if_include eth0 -x GLOO_SOCKET_IFNAME=eth0 \
-        -x OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m benchmarks.torch_ddp
+        --mca mpi_yield_when_idle 1 -x OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m benchmarks.torch_ddp
 
 A network of ten million weights learns scikit-learn's digits. Every subject begins with the same weights and
 sees the same batches; a step takes as long as on its slowest rank. Rank 0 prints a JSON object each, with
-its ``ratio`` to DDP over Gloo as it comes. PowerSGD has a single bucket: with several, its callbacks wait for
-each other in Gloo's two threads, for ever.
+its ``ratio`` to the first subject, DDP over Gloo as it comes. PowerSGD has a single bucket: with several, its
+callbacks wait for each other in Gloo's two threads, for ever.
+
+``--network wide``: nine tenths of the weights in one layer, whose gradient comes last but one. ``deep``: in
+twelve layers alike, in buckets of 5 MiB, for the share of the exchange that backpropagation hides.
 """
 
 import argparse
@@ -16,6 +19,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -41,6 +45,7 @@ def powersgd(ddp: DistributedDataParallel) -> None:
 def subjects(topology: commlib.Topology) -> dict[str, Callable[[Any], DistributedGradients | None]]:
     """Return what registers the hook of each subject."""
     ours = {
+        "dense, no overlap": {"name": "dense"},
         "dense": {"name": "dense"},
         "hitopk": {"name": "hitopk", "density": 0.01},
         "hitopk, gap+fp16": {"name": "hitopk", "density": 0.01, "wire": "gap+fp16"},
@@ -50,15 +55,26 @@ def subjects(topology: commlib.Topology) -> dict[str, Callable[[Any], Distribute
         PLAIN: lambda ddp: None,
         "ddp, fp16 hook": lambda ddp: ddp.register_comm_hook(None, default_hooks.fp16_compress_hook),
         "ddp, PowerSGD hook of rank 4": powersgd,
-        **{name: lambda ddp, config=config: register(ddp, topology, config) for name, config in ours.items()},
+        **{
+            name: lambda ddp, name=name, config=config: register(
+                ddp, topology, config, overlap="no overlap" not in name
+            )
+            for name, config in ours.items()
+        },
     }
 
 
-def network() -> nn.Sequential:
+WIDTHS = {"wide": [64, 3000, 3000, 300, 10], "deep": [64, *[900] * 13, 10]}
+BUCKET_MIB = {"wide": None, "deep": 5}  # of PyTorch, 25
+
+
+def network(name: str) -> nn.Sequential:
     """Return the network, with the same weights each time."""
     torch.manual_seed(1)
-    layers = [nn.Linear(64, 3000), nn.ReLU(), nn.Linear(3000, 3000), nn.ReLU(), nn.Linear(3000, 300)]
-    return nn.Sequential(*layers, nn.ReLU(), nn.Linear(300, 10))
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(WIDTHS[name]):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
 
 
 def batches(rank: int, ranks: int, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -71,11 +87,11 @@ def batches(rank: int, ranks: int, size: int) -> Iterator[tuple[torch.Tensor, to
 
 
 def measured(
-    topology: commlib.Topology, hook: Callable[[Any], Any], steps: int, batch: int
+    topology: commlib.Topology, hook: Callable[[Any], Any], name: str, steps: int, batch: int
 ) -> dict[str, Any]:
     """Train from the first weights on; return the seconds of each step, the loss, and what was hidden."""
     world = topology.world
-    ddp = DistributedDataParallel(network(), bucket_cap_mb=1024 if hook is powersgd else None)
+    ddp = DistributedDataParallel(network(name), bucket_cap_mb=1024 if hook is powersgd else BUCKET_MIB[name])
     gradients = hook(ddp)
     optimizer = torch.optim.SGD(ddp.parameters(), 0.05, momentum=0.9)
     seconds, losses, hidden = [], [], []
@@ -106,20 +122,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch", type=int, default=16, help="samples of a rank in a step")
+    parser.add_argument("--network", choices=WIDTHS, default="wide")
+    parser.add_argument("--subject", action="append", help="may be repeated; all by default")
     given = parser.parse_args()
     torch.set_num_threads(1)
     topology = commlib.Topology(commlib.transport.mpi.world())
     init_process_group(topology)
     plain = None
     for name, hook in subjects(topology).items():
-        found = measured(topology, hook, given.steps, given.batch)
+        if given.subject and name not in given.subject:
+            continue
+        found = measured(topology, hook, given.network, given.steps, given.batch)
         seconds = found["seconds"]
         plain = plain or float(np.median(seconds))
         record = {
             "bench": "torch_ddp",
             "case": {
                 "ranks_of_nodes": [len(node) for node in topology.nodes],
-                "weights": sum(each.numel() for each in network().parameters()),
+                "network": given.network,
+                "weights": sum(each.numel() for each in network(given.network).parameters()),
                 "batch_size": given.batch,
                 "cores": os.cpu_count(),
             },
@@ -128,7 +149,7 @@ def main() -> None:
                 **{which: float(getattr(np, which)(seconds)) for which in ("median", "min", "max")},
                 "runs": len(seconds),
             },
-            "peer": PLAIN,
+            "peer": given.subject[0] if given.subject else PLAIN,
             "ratio": plain / float(np.median(seconds)),
             **{key: found[key] for key in ("loss", "hidden_share")},
             "torch": torch.__version__,
