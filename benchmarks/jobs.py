@@ -36,7 +36,7 @@ FLAGS = (
 )
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 OWN = ("cloudtrain: ", "cluster: ")
-NO_ERROR = ("cloudtrain: warning: ", "cloudtrain: compiling kernels ")
+NO_ERROR = ("cloudtrain: warning: ", "cloudtrain: compiling CPU kernels ")
 TIMED_OUT = 124
 # Open MPI's own choice may send twice as much between nodes as the best, which would flatter the candidates.
 DEFAULT = "default"

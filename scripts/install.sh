@@ -100,7 +100,7 @@ if [ $is_made = no ]; then
     say "installing TensorFlow, Open MPI 5 and the rest (about 700 MB, a minute or two)"
     rm -f "$venv/.horovod-installed" # it is of the TensorFlow that was there
     logged pip install -e "$root[$extra]"
-    say "compiling kernels, once (half a minute)"
+    say "compiling CPU kernels (about 30 s; cached for later runs)"
     (cd "$root" && logged "$venv/bin/python" -m training.process.compile_kernels)
     echo "$stamp" >"$stamp_file"
 fi

@@ -21,7 +21,7 @@ ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks that wait leave the core to those that they wait for
 }
-COMPILING = "cloudtrain: compiling kernels for this processor (half a minute, once where they can be kept)\n"
+COMPILING = "cloudtrain: compiling CPU kernels (about 30 s; cached for later runs)\n"
 MPIRUN = ("mpirun", "--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE", "-np")
 
 

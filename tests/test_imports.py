@@ -241,15 +241,9 @@ def test_a_training_of_another_project_is_named(tmp_path, program):
     other = tmp_path / "training"
     other.mkdir()
     (other / "__init__.py").touch()
-    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-    )
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}  # behind the working directory
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 1
-    assert (
-        f"training: expected the package of cloudtrain in {ROOT}/training, found another in {other}"
-        in (result.stderr.splitlines()[-1])
-    )
+    expected = f"training: expected the package of cloudtrain in {ROOT}/training, found another in {other}"
+    assert expected in result.stderr.splitlines()[-1]

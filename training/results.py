@@ -264,18 +264,18 @@ def summed_up(processors: Sequence[str]) -> str:
 
 @dataclass
 class PhaseResult:
-    """The result of one phase: ``sent`` and ``dense`` are inter-node payload bytes over all ranks.
+    """The result of one phase: ``sent_inter_bytes`` are payload bytes between nodes over all ranks.
 
-    ``dense`` is what the dense reducer, a ring, would have sent in as many steps. ``reducer`` is ``None``
-    on one rank, which exchanges nothing. ``input``: the size of its inputs. ``skipped_steps``: steps with a
-    non-finite gradient on any rank, which changed nothing.
+    ``dense_inter_bytes``: what the dense reducer, a ring, would have sent in as many steps. ``reducer`` is
+    ``None`` on one rank, which exchanges nothing. ``input``: the size of its inputs. ``skipped_steps``: steps
+    with a non-finite gradient on any rank, which changed nothing.
     """
 
     reducer: str | None
     input: str
     epochs: int
-    sent: int = 0
-    dense: int = 0
+    sent_inter_bytes: int = 0
+    dense_inter_bytes: int = 0
     skipped_steps: int = 0
     stall_seconds: float | None = None
     """Seconds that training stalled at the boundary before it, at least 0; ``None`` for the first."""
@@ -354,7 +354,8 @@ class Summary:
             if field_.name != "phases":
                 setattr(self, field_.name, getattr(before, field_.name))
         for phase, of_then in zip(self.phases, before.phases, strict=False):
-            phase.sent, phase.dense = of_then.sent, of_then.dense
+            phase.sent_inter_bytes = of_then.sent_inter_bytes
+            phase.dense_inter_bytes = of_then.dense_inter_bytes
             phase.skipped_steps, phase.stall_seconds = of_then.skipped_steps, of_then.stall_seconds
 
 

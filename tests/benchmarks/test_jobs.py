@@ -26,7 +26,7 @@ def lines_of(tmp_path, monkeypatch, program: str, timeout: float = 60.0) -> list
             "ValueError: odd\n----\nprterun detected that one or more processes exited\n  Exit code: 1\n",
             "status 1: ValueError: odd",
         ),
-        ("cloudtrain: compiling kernels for this\ncloudtrain: warning: a\nodd\n", "status 1: odd"),
+        ("cloudtrain: compiling CPU kernels (about\ncloudtrain: warning: a\nodd\n", "status 1: odd"),
         ("", "status 1: no error was reported"),
     ],
 )

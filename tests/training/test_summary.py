@@ -100,8 +100,8 @@ def test_of_some_metrics_lower_values_are_better_and_none_is_no_number():
 
 def test_the_end_names_accuracy_bytes_and_files():
     phases = [
-        PhaseResult("hitopk", "6 px", 12, sent=3_290_000, dense=328_430_000),
-        PhaseResult("dense", "8 px", 8, sent=218_960_000, dense=218_960_000, stall_seconds=0.104),
+        PhaseResult("hitopk", "6 px", 12, 3_290_000, 328_430_000),
+        PhaseResult("dense", "8 px", 8, 218_960_000, 218_960_000, stall_seconds=0.104),
     ]
     summary = Summary({"top1": 353 / 360, "top5": 1.0}, 360, 10.4, phases=phases)
     lines = list(closing_lines(summary, TASK, RANKS, "runs/digits-1"))
@@ -115,17 +115,24 @@ def test_the_end_names_accuracy_bytes_and_files():
     ]
 
 
+@pytest.mark.parametrize(
+    ("reached", "stopped", "is_told"), [(False, None, True), (True, None, False), (False, "x", False)]
+)
+def test_a_target_that_was_not_reached_is_told(reached, stopped, is_told):
+    summary = Summary({"top1": 0.9}, 10, 1.0, best=0.95, reached=reached, stopped=stopped)
+    lines = list(closing_lines(summary, TASK, RANKS, "runs/x", Target(metric="top1", at_least=0.99)))
+    assert ("target not reached: test accuracy 99.0%; the best was 95.0%" in lines) == is_told
+
+
 def closing(**values):
     return list(closing_lines(Summary(**values), TASK, RANKS, "runs/x"))
 
 
 def test_skipped_steps_a_residual_left_and_a_phase_that_sent_nothing_are_told():
-    lines = closing(
-        residual_norm=0.5, phases=[PhaseResult("hitopk", "6 px", 1, sent=0, dense=1000, skipped_steps=5)]
-    )
+    lines = closing(residual_norm=0.5, phases=[PhaseResult("hitopk", "6 px", 1, 0, 1000, skipped_steps=5)])
     assert "  phase 1, hitopk: 0.00 MB of 0.00 MB (nothing)" in lines
     assert "5 steps were skipped: a NaN or an infinity in the gradients" in lines
-    assert "held back at the end, and not in the weights: a residual of norm 0.5 on rank 0" in lines
+    assert "unsent residual at the end: norm 0.5 on rank 0 (not applied)" in lines
     one = [PhaseResult("dense", "6 px", 1), PhaseResult("dense", "6 px", 1, skipped_steps=1)]
     assert "1 step was skipped: a NaN or an infinity in the gradients" in closing(phases=one)
 

@@ -17,7 +17,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Train with TensorFlow and Horovod on clusters that are fast inside a node and slow between nodes.",
+    help="Train with TensorFlow and Horovod on clusters with fast links within nodes and slow ones between.",
 )
 
 ConfigPath = Annotated[

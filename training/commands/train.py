@@ -81,7 +81,9 @@ def run(comm: Communicator, loaded: Loaded, dry_path: str | None) -> None:
                 trainer.callbacks.leave_out_given()
             summary = _run(trainer, is_dry=is_dry)
     if trainer.folder is not None:
-        end = closing_lines(summary, trainer.task, trainer.ranks, str(trainer.folder.path))
+        end = closing_lines(
+            summary, trainer.task, trainer.ranks, str(trainer.folder.path), trainer.config.target
+        )
         for line in end if dry_path is None else checked(dry_path, whole):
             print_line(line)
 

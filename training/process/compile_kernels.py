@@ -92,7 +92,7 @@ class _Announcement(event.Listener):
         own = event.data["dispatcher"].py_func.__module__.startswith(PACKAGES)
         if own and not self.reported:
             self.reported = True
-            log_error("compiling kernels for this processor (half a minute, once where they can be kept)")
+            log_error("compiling CPU kernels (about 30 s; cached for later runs)")
 
     def on_end(self, event: Any) -> None:
         """Do nothing after it was compiled."""

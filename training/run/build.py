@@ -179,8 +179,8 @@ def add_up(
     topology = parts.topology
     dense = bytes_sent("dense", topology.nodes, topology.world.rank, parts.exchange.gradients.size).inter
     sums = accumulator.over_ranks(topology.world, dense)
-    phase.result.sent += sums.sent.inter
-    phase.result.dense += sums.dense_inter_bytes
+    phase.result.sent_inter_bytes += sums.sent.inter
+    phase.result.dense_inter_bytes += sums.dense_inter_bytes
     seconds = float(np.sum(accumulator.seconds))
     return EpochResult(
         epoch=epoch,

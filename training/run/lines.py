@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from training.callbacks.callback import Callback, Event, PhaseView, RunView
+from training.config.records import Target
 from training.process.progress import TimeLeft
 from training.results import EpochResult, PhaseResult, Position, Ranks, Slowest, Step, Summary, shown
 from training.tasks.task import Task
@@ -55,9 +56,10 @@ def _last_test(summary: Summary, task: Task) -> str:
 
 
 def _share(phase: PhaseResult) -> str:
-    if not phase.sent:
+    sent, dense = phase.sent_inter_bytes, phase.dense_inter_bytes
+    if not sent:
         return "nothing"
-    return f"1/{phase.dense / phase.sent:.0f}" if phase.sent < phase.dense else "all"
+    return f"1/{dense / sent:.0f}" if sent < dense else "all"
 
 
 def _stall_lines(phases: Sequence[PhaseResult]) -> Iterator[str]:
@@ -69,15 +71,21 @@ def _stall_lines(phases: Sequence[PhaseResult]) -> Iterator[str]:
         yield f"training stood still between phases: {', '.join(reported)}"
 
 
-def closing_lines(summary: Summary, task: Task, ranks: Ranks, folder: str) -> Iterator[str]:
+def closing_lines(
+    summary: Summary, task: Task, ranks: Ranks, folder: str, target: Target | None = None
+) -> Iterator[str]:
     """Yield the lines at the end of a run."""
     yield f"{_last_test(summary, task)}, trained in {summary.seconds:.0f} s by {ranks}"
-    sent = sum(phase.sent for phase in summary.phases)
-    dense = sum(phase.dense for phase in summary.phases)
+    if target is not None and not summary.reached and summary.stopped is None:
+        metric = task.metrics[target.metric]
+        best = "none" if summary.best is None else metric.shown(summary.best)
+        yield f"target not reached: {metric.label} {metric.shown(target.goal)}; the best was {best}"
+    sent = sum(phase.sent_inter_bytes for phase in summary.phases)
+    dense = sum(phase.dense_inter_bytes for phase in summary.phases)
     if dense:
         yield f"sent between nodes {megabytes(sent)}; dense all the way would have sent {megabytes(dense)}"
         for number, phase in enumerate(summary.phases, 1):
-            sizes = f"{megabytes(phase.sent)} of {megabytes(phase.dense)}"
+            sizes = f"{megabytes(phase.sent_inter_bytes)} of {megabytes(phase.dense_inter_bytes)}"
             yield f"  phase {number}, {phase.reducer}: {sizes} ({_share(phase)})"
     yield from _stall_lines(summary.phases)
     if skipped := sum(phase.skipped_steps for phase in summary.phases):
@@ -85,7 +93,7 @@ def closing_lines(summary: Summary, task: Task, ranks: Ranks, folder: str) -> It
         yield f"{steps} skipped: a NaN or an infinity in the gradients"
     if summary.residual_norm:
         norm = f"{summary.residual_norm:.3g}"
-        yield f"held back at the end, and not in the weights: a residual of norm {norm} on rank 0"
+        yield f"unsent residual at the end: norm {norm} on rank 0 (not applied)"
     yield f"files: {folder} (metrics.jsonl, config.yaml, model.weights.h5)"
 
 

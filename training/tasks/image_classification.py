@@ -99,7 +99,7 @@ class ImageClassification(Task):
     unit = "images"
     metrics = {
         "top1": Metric("test accuracy", "higher", share=True, column="top1Accuracy"),
-        "top5": Metric("test accuracy among five", "higher", share=True, column="top5Accuracy"),
+        "top5": Metric("top-5 test accuracy", "higher", share=True, column="top5Accuracy"),
     }
     takes = frozenset({"normalise", "cache.shards"})
 

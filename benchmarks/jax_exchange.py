@@ -1,0 +1,77 @@
+r"""The exchange of a tree of JAX arrays by ``dense``, and by a bare ``MPI.Allreduce`` of each array: seconds.
+
+    .venv-frameworks/bin/mpirun --allow-run-as-root --bind-to none -np 2 -x OMP_NUM_THREADS=1 \
+        .venv-frameworks/bin/python -m benchmarks.jax_exchange
+
+Both begin with arrays of JAX and end with their means as arrays of JAX, in turn. Rank 0 prints a JSON object.
+"""
+
+import argparse
+import json
+import os
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from mpi4py import MPI
+
+import commlib
+from commlib.jax import DistributedGradients
+
+SHAPES = {"w1": (1024, 2048), "b1": (2048,), "w2": (2048, 1000), "b2": (1000,)}  # 16.5 MB
+
+
+def bare(gradients: dict[str, Any]) -> dict[str, Any]:
+    """Return the means of all arrays, each by a call of ``MPI.Allreduce``."""
+    means = {}
+    for name, gradient in gradients.items():
+        mean = np.empty(gradient.shape, np.float32)
+        MPI.COMM_WORLD.Allreduce(np.asarray(gradient), mean)
+        mean /= np.float32(MPI.COMM_WORLD.size)
+        means[name] = jax.device_put(mean)
+    return means
+
+
+def main() -> None:
+    """Measure on the ranks of this job."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=200)
+    steps = parser.parse_args().steps
+    topology = commlib.Topology(commlib.transport.mpi.world())
+    world = topology.world
+    rng = np.random.default_rng(world.rank)
+    gradients = {
+        name: jax.device_put(rng.standard_normal(shape, np.float32)) for name, shape in SHAPES.items()
+    }
+    ours = DistributedGradients(gradients, topology, {"name": "dense"})
+    subjects = {"MPI.Allreduce": bare, "dense": ours.reduce}
+    means = [jax.tree_util.tree_leaves(reduce(gradients)) for reduce in subjects.values()]
+    for one, other in zip(*means, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+    seconds: dict[str, list[float]] = {name: [] for name in subjects}
+    for _ in range(steps):
+        for name, reduce in subjects.items():
+            world.barrier()
+            start = time.perf_counter()
+            jax.block_until_ready(reduce(gradients))
+            seconds[name].append(time.perf_counter() - start)
+    slowest = {name: np.max(world.allgather_objects(taken), axis=0) for name, taken in seconds.items()}
+    median = {name: float(np.median(taken)) for name, taken in slowest.items()}
+    if world.rank == 0:
+        record = {
+            "bench": "jax_exchange",
+            "case": {
+                "ranks_of_nodes": [len(node) for node in topology.nodes],
+                "size": ours.exchange.size,
+                "cores": os.cpu_count(),
+            },
+            "seconds": {**median, "runs": steps},
+            "ratio": median["dense"] / median["MPI.Allreduce"],
+            "jax": jax.__version__,
+        }
+        print(json.dumps(record), flush=True)
+
+
+if __name__ == "__main__":
+    main()
