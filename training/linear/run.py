@@ -79,10 +79,9 @@ def _begin(solver: Solver, folder: RunFolder | None, config: LinearConfig) -> No
     announce_folder(folder.path)
     folder.write_config(config)
     rows, ranks = int(solver.counts.sum()), solver.topology.world.size
+    shown = "1 rank" if ranks == 1 else f"{ranks} ranks"
     ways = "" if solver.choice is None else f"; {solver.choice}"
-    print_line(
-        f"{rows:,} rows of {solver.rows.features:,} features, {ranks} ranks, {solver.steps} steps{ways}"
-    )
+    print_line(f"{rows:,} rows of {solver.rows.features:,} features, {shown}, {solver.steps} steps{ways}")
 
 
 def _report(folder: RunFolder, solver: Solver, done: Pass, reached: float, accuracy: float | None) -> None:
