@@ -51,6 +51,6 @@ def test_a_loop_in_tensorflow_learns():
 @pytest.mark.slow
 @pytest.mark.launch
 def test_fit_learns_and_ranks_end_with_the_same_weights():
-    weights = printed("keras_fit", 2, r"weights (\[.*?\])")
-    assert weights[0] == weights[1]
-    assert all(abs(float(weight) - 1) < 0.05 for weight in re.findall(r"[\d.]+", weights[0]))
+    ranks = printed("keras_mnist", 2, r"accuracy (\S+), bias (\[.*?\])")
+    assert ranks[0] == ranks[1]
+    assert float(ranks[0][0]) > 0.9

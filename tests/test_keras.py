@@ -3,6 +3,7 @@
 import copy
 import subprocess
 import sys
+from functools import partial
 
 import keras
 import numpy as np
@@ -11,7 +12,7 @@ import tensorflow as tf
 from tensorflow.python.framework import config as tensorflow_config
 
 import commlib.keras
-from commlib import InvalidArgument, PeerFailed, RanksDisagree, Topology, UnknownName
+from commlib import InvalidArgument, RanksDisagree, Topology, UnknownName
 from commlib.errors import UseAfterClose
 from commlib.keras import (
     AverageMetrics,
@@ -27,6 +28,7 @@ from commlib.keras import (
 from commlib.tensorflow import DistributedGradients
 from commlib.transport import simulated
 from tests.extent import more
+from tests.launching import python_on_ranks, tail
 
 DENSE = {"name": "dense"}
 SPARSE = {"name": "allgather", "density": 0.25}
@@ -77,14 +79,17 @@ def fitted(comm, config, batches=4, poison=None):
     return [weight.numpy() for weight in model.weights], optimizer, inputs, targets
 
 
-def by_hand(data, batches=4):
-    """Return what SGD makes of the mean gradients, in float64."""
+def by_hand(data, batches=4, epochs=1):
+    """Return what SGD makes of the mean gradients, in float64; a rank that has no more data adds zero."""
     weights, bias = np.ones(3), 0.0
     velocity = np.zeros(4)
-    for batch in range(batches):
+    for batch in [*range(batches)] * epochs:
         own = slice(8 * batch, 8 * batch + 8)
         gradients = []
         for inputs, targets in data:
+            if own.start >= len(inputs):
+                gradients.append(np.zeros(4))
+                continue
             error = inputs[own].astype(float) @ weights + bias - targets[own]
             gradients.append([*(2 * error @ inputs[own] / 8), 2 * error.mean()])
         velocity = 0.5 * velocity - 0.05 * np.mean(gradients, axis=0)
@@ -544,16 +549,83 @@ def test_models_of_other_shapes_are_refused_by_the_broadcast():
     simulated.run(body, 2)
 
 
-def test_unequal_numbers_of_steps_are_refused_before_the_epoch_begins():
-    def body(comm):
-        model = compiled(comm)
-        with pytest.raises(RanksDisagree, match=r"steps is 8 on .*, 6 on ranks \[1\].*steps_per_epoch=6"):
-            model.fit(
-                *data(comm.rank, 8 - 2 * comm.rank), batch_size=8, verbose=0, callbacks=[SynchronizeEpochs()]
-            )
-        return int(model.optimizer.iterations)
+def differs_by_seed(comm):
+    """Fit a model that only its first batch builds."""
+    keras.utils.set_random_seed(comm.rank)
+    first = []
+    look = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: first or first.extend(values(model.weights))
+    )
+    layers = [keras.layers.BatchNormalization(), keras.layers.Dense(5), keras.layers.Dense(1)]
+    model = compiled(comm, "adam", SPARSE, model=keras.Sequential(layers))
+    model.fit(*data(comm.rank), batch_size=8, epochs=2, verbose=0, callbacks=[look, *default_callbacks()])
+    everywhere = comm.allgather_objects((first, values([*model.weights, *model.optimizer.variables])))
+    assert not any(equal(everywhere[0][0], other[0]) for other in everywhere[1:])
+    assert all(equal(everywhere[0][1], other[1]) for other in everywhere)
+    assert int(model.optimizer.iterations) == 8
 
-    assert simulated.run(body, 2) == [0, 0]
+
+def ends_early(comm, *, is_unknown):
+    """Fit a linear model on 3 batches of rank 0 and 5 of the others, for two epochs."""
+    inputs, targets = data(comm.rank, 3 if comm.rank == 0 else 5)
+
+    batches = tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(8)
+    if is_unknown:
+        batches = batches.filter(lambda *_: True)  # their number is unknown now
+    model = compiled(comm, keras.optimizers.SGD(0.05, momentum=0.5))
+    model.fit(batches, epochs=2, verbose=0, callbacks=default_callbacks())
+    everywhere = comm.allgather_objects((values(model.weights), inputs, targets))
+    weights, bias = by_hand([each[1:] for each in everywhere], batches=5, epochs=2)
+    assert all(equal(everywhere[0][0], other[0]) for other in everywhere)
+    np.testing.assert_allclose(model.weights[0].numpy()[:, 0], weights, rtol=1e-5)  # roundings of float32
+    np.testing.assert_allclose(model.weights[1].numpy(), [bias], rtol=1e-5, atol=1e-6)
+    assert int(model.optimizer.iterations) == 10
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+def test_real_ranks_whose_first_weights_or_numbers_of_batches_differ_end_alike():
+    program = """
+from commlib.transport import mpi
+from tests.test_keras import differs_by_seed, ends_early, synchronizes
+differs_by_seed(mpi.world())
+ends_early(mpi.world(), is_unknown=True)
+ends_early(mpi.world(), is_unknown=False)
+synchronizes(mpi.world())
+"""
+    result = python_on_ranks(2, program)
+    assert result.returncode == 0, tail(result)
+
+
+@pytest.mark.parametrize("is_unknown", [True, False])
+def test_ranks_that_end_early_join_the_others_with_zeros(is_unknown):
+    simulated.run(lambda comm: ends_early(comm, is_unknown=is_unknown), 3)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_rank_that_ends_early_has_the_learning_rate_and_validates_the_weights_of_all(overlap):
+    def body(comm):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+        optimizer = DistributedOptimizer(
+            keras.optimizers.SGD(0.05), Topology(comm), SPARSE, bucket_bytes=20, overlap=overlap
+        )
+        model.compile(optimizer, loss="mse", jit_compile=False)
+        validated = []
+        test = keras.callbacks.Callback()
+        test.on_test_begin = lambda logs=None: validated.append(values(model.weights))
+        model.fit(
+            *data(comm.rank, 2 + 2 * comm.rank),
+            batch_size=8,
+            verbose=0,
+            validation_data=data(9) if comm.rank == 0 else None,
+            callbacks=[*default_callbacks(), LearningRateWarmup(0.05, epochs=1), test],
+        )
+        return validated, values(model.weights), float(optimizer.learning_rate.numpy())
+
+    (validated, weights, rate), (_, others, its_rate) = simulated.run(body, 2)
+    assert equal(validated[0], weights)
+    assert equal(weights, others)
+    assert rate == its_rate == pytest.approx(0.05)
 
 
 def test_a_rank_that_stops_alone_is_named():
@@ -573,19 +645,15 @@ def test_a_rank_that_stops_alone_is_named():
     assert simulated.run(body, 2) == [4, 4]
 
 
-def test_more_steps_of_unknown_number_end_the_ranks():
+def test_numbers_by_name_are_averaged_by_samples():
     def body(comm):
-        inputs, targets = data(comm.rank, 8 - 2 * comm.rank)
+        own = {"loss": 1.0 + comm.rank} | ({"top": 0.5} if comm.rank == 1 else {})
+        return [commlib.keras.average_metrics(own, Topology(comm), samples=n) for n in (None, 3 - comm.rank)]
 
-        def batches():
-            yield from zip(
-                np.split(inputs, len(inputs) // 8), np.split(targets, len(inputs) // 8), strict=True
-            )
-
-        compiled(comm).fit(batches(), verbose=0, callbacks=default_callbacks())
-
-    with pytest.raises(PeerFailed):
+    assert (
         simulated.run(body, 2)
+        == [[{"loss": 1.5, "top": 0.5}, {"loss": pytest.approx(7 / 5), "top": 0.5}]] * 2
+    )
 
 
 def test_metrics_are_averaged_by_samples_so_that_all_stop_in_one_epoch():
@@ -651,6 +719,94 @@ def test_the_moving_averages_of_batch_normalization_are_averaged_before_validati
         np.testing.assert_array_equal(validated[0][number], mean.astype(np.float32))
 
 
+def normalizing(layer, seed=3):
+    init = keras.initializers.GlorotUniform(seed=seed)
+    layers = [keras.Input((4, 4, 3)), keras.layers.Conv2D(5, 3, kernel_initializer=init), layer()]
+    layers += [keras.layers.ReLU(), layer(), keras.layers.Flatten()]
+    return keras.Sequential([*layers, keras.layers.Dense(1, kernel_initializer=init)])
+
+
+def pictures(rank):
+    """Return 16 samples of each rank's own, of other mean and variance."""
+    generator = np.random.default_rng(rank)
+    return generator.normal(rank, 1 + rank, (16, 4, 4, 3)).astype("float32"), generator.normal(size=(16, 1))
+
+
+def synchronizes(comm):
+    """Compare two layers over ranks, in one batch and in ``fit``, with Keras' layer and the whole batch."""
+    topology = Topology(comm, ranks_per_node=1)
+    own = normalizing(lambda: commlib.keras.SyncBatchNormalization(topology, momentum=0.9))
+    whole = normalizing(lambda: keras.layers.BatchNormalization(momentum=0.9))
+    inputs, targets = pictures(comm.rank)
+    parts = [pictures(rank) for rank in range(comm.size)]
+    all_inputs, all_targets = (np.concatenate(each) for each in zip(*parts, strict=True))
+
+    @tf.function
+    def gradients(model, inputs, targets):
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            outputs = model(inputs, training=True)
+            loss = tf.reduce_mean((outputs - targets) ** 2)
+        return outputs, *tape.gradient(loss, [inputs, model.trainable_variables])
+
+    mine = slice(16 * comm.rank, 16 * comm.rank + 16)
+    outputs, by_inputs, by_weights = gradients(own, tf.constant(inputs), tf.constant(targets, tf.float32))
+    expected = gradients(whole, tf.constant(all_inputs), tf.constant(all_targets, tf.float32))
+    close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+    close(outputs, expected[0][mine])
+    close(by_inputs / comm.size, expected[1][mine])  # of the mean over ranks of losses
+    for one, other in zip(by_weights, expected[2], strict=True):
+        close(np.mean(comm.allgather_objects(one.numpy()), axis=0), other)
+    for one, other in zip(own.weights, whole.weights, strict=True):
+        close(one, other)
+
+    optimizer = DistributedOptimizer(
+        keras.optimizers.SGD(0.01), topology, DENSE, bucket_bytes=4 * 50, overlap=True
+    )
+    own.compile(optimizer, loss="mse", jit_compile=False)
+    own.fit(inputs, targets, batch_size=16, epochs=3, verbose=0, callbacks=default_callbacks())
+    whole.compile(keras.optimizers.SGD(0.01), loss="mse")
+    whole.fit(all_inputs, all_targets, batch_size=16 * comm.size, epochs=3, verbose=0)
+    for one, other in zip(own.weights, whole.weights, strict=True):
+        close(one, other)
+
+
+def test_batch_normalization_over_all_ranks_is_that_of_the_whole_batch():
+    simulated.run(synchronizes, 2)
+
+
+def test_batch_normalization_over_all_ranks_counts_what_is_masked_and_is_keras_layer_when_cloned():
+    def body(comm):
+        layer = commlib.keras.SyncBatchNormalization(Topology(comm), momentum=0.0)
+        steps = np.arange(12.0, dtype=np.float32).reshape(2, 3, 2) + comm.rank
+        mask = np.array([[True, True, False], [comm.rank == 0, False, False]])
+        layer(steps, training=True, mask=mask)
+        everywhere = np.concatenate(comm.allgather_objects(steps[mask]))
+        np.testing.assert_allclose(layer.moving_mean, everywhere.mean(axis=0), rtol=1e-5)
+        np.testing.assert_allclose(layer.moving_variance, everywhere.var(axis=0), rtol=1e-5)
+        return type(layer.from_config(layer.get_config()))
+
+    with pytest.warns(UserWarning, match="Keras' BatchNormalization, which exchanges nothing"):
+        assert simulated.run(body, 2) == [keras.layers.BatchNormalization] * 2
+
+
+def test_unequal_numbers_of_steps_are_refused_where_layers_exchange():
+    def body(comm):
+        layers = [
+            keras.Input((3,)),
+            commlib.keras.SyncBatchNormalization(Topology(comm)),
+            keras.layers.Dense(1),
+        ]
+        model = compiled(comm, model=keras.Sequential(layers))
+        with pytest.raises(RanksDisagree, match=r"got 8 on rank 0, 6 on rank 1 .*steps_per_epoch=6"):
+            model.fit(
+                *data(comm.rank, 8 - 2 * comm.rank), batch_size=8, verbose=0, callbacks=[SynchronizeEpochs()]
+            )
+        return int(model.optimizer.iterations)
+
+    assert simulated.run(body, 2) == [0, 0]
+
+
 def test_the_learning_rate_rises_from_that_of_one_rank():
     def body(comm):
         model = compiled(comm, keras.optimizers.SGD(0.8))
@@ -705,7 +861,7 @@ def test_callbacks_say_what_they_need():
             alone.fit(*data(0), verbose=0, callbacks=default_callbacks())
         unbuilt = compiled(comm, model=keras.Sequential([keras.layers.Dense(1)]))
         with pytest.raises(InvalidArgument, match="expected one that is built"):
-            unbuilt.fit(*data(0), verbose=0, callbacks=default_callbacks())
+            unbuilt.fit(*data(0), verbose=0, callbacks=[BackupAndRestore("backup")])
 
     simulated.run(body, 1)
 

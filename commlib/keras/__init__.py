@@ -8,8 +8,10 @@ from commlib.keras.callbacks import (
     LearningRateSchedule,
     LearningRateWarmup,
     SynchronizeEpochs,
+    average_metrics,
     default_callbacks,
 )
+from commlib.keras.layers import SyncBatchNormalization
 from commlib.keras.optimizer import DistributedOptimizer, load_model
 from commlib.keras.ranks import broadcast_variables
 
@@ -21,7 +23,9 @@ __all__ = [
     "DistributedOptimizer",
     "LearningRateSchedule",
     "LearningRateWarmup",
+    "SyncBatchNormalization",
     "SynchronizeEpochs",
+    "average_metrics",
     "broadcast_variables",
     "default_callbacks",
     "load_model",

@@ -13,11 +13,12 @@ from zipfile import BadZipFile
 import keras
 import numpy as np
 
-from commlib.agreement import differences
 from commlib.arrays import to_host
 from commlib.errors import InvalidArgument, RanksDisagree
+from commlib.keras.layers import SyncBatchNormalization
 from commlib.keras.optimizer import DistributedOptimizer
 from commlib.keras.ranks import Ranks
+from commlib.topology import Topology
 
 Logs = dict[str, Any] | None
 
@@ -62,32 +63,69 @@ class DistributedCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Ke
 class BroadcastVariables(DistributedCallback):
     """Gives all ranks the weights and the optimizer's state of rank 0, before the first step.
 
-    States of random generators are not broadcast: each rank draws its own dropout.
+    After the first batch (with ``steps_per_execution`` the first call of that many), as Horovod does, where
+    only that builds the model: each rank has computed its gradient with weights of its own, and rank 0's
+    updated ones go on. States of random generators are not broadcast: each rank draws its own dropout.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_due = False
+
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Build the optimizer, and broadcast."""
+        """Build the optimizer and broadcast, if the model is built."""
+        self._is_due = not self.model.built
+        if self._is_due:
+            optimizer_of(self.model).compared = True  # first weights differ
+        else:
+            self._broadcast()
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """Broadcast after the batch that has built the model."""
+        if self._is_due:
+            self._is_due = False
+            self._broadcast()
+
+    def _broadcast(self) -> None:
         optimizer = built_optimizer_of(self.model)
         optimizer.ranks.broadcast([*self.model.weights, *optimizer.variables])
 
 
 class SynchronizeEpochs(DistributedCallback):
-    """Refuses unequal numbers of steps before an epoch begins, and ranks that end ``fit`` alone.
+    """Ends every epoch on all ranks together; refuses ranks that end ``fit`` alone.
 
-    The number of steps is known for arrays, for data sets with a ``cardinality``, and with
-    ``steps_per_epoch``. Else a rank with more steps than the others waits until the optimizer's ``timeout``.
+    A rank that has fewer batches joins the steps of the others with gradients of zero, before its validation:
+    see :meth:`DistributedOptimizer.join`. Where the ranks know before an epoch (from arrays, a
+    ``cardinality``, ``steps_per_epoch``) that they have as many, the steps exchange nothing more than
+    gradients. ``SyncBatchNormalization`` needs that.
     """
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Compare the numbers of steps; ``RanksDisagree`` on all ranks where they differ."""
+        """Compare the numbers of steps; ``RanksDisagree`` where they differ and must not."""
         steps = self.ranks.gather(f"the beginning of epoch {epoch}", (self.params or {}).get("steps"))
-        if len(set(steps)) > 1:
-            fewest = min((each for each in steps if each is not None), default=None)
+        uneven = None in steps or len(set(steps)) > 1
+        layers = self.model._flatten_layers(include_self=False)  # of models in a model, too
+        if uneven and any(isinstance(layer, SyncBatchNormalization) for layer in layers):
+            fewest = min((each for each in steps if each is not None), default="…")
             raise RanksDisagree(
-                f"steps: expected as many on all ranks in epoch {epoch}, got: "
-                f"{differences([{'steps': each} for each in steps])} "
+                f"steps: expected as many on all ranks in epoch {epoch}, as SyncBatchNormalization needs, "
+                f"got {', '.join(f'{each} on rank {rank}' for rank, each in enumerate(steps))} "
                 f"(give each rank as many batches, or fit(steps_per_epoch={fewest}))"
             )
+        optimizer_of(self.model).uneven = uneven
+
+    def on_test_begin(self, logs: Logs = None) -> None:
+        """Join before the validation."""
+        self._join()
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        """Join where there was no validation."""
+        self._join()
+
+    def _join(self) -> None:
+        optimizer = optimizer_of(self.model)
+        if optimizer.uneven:
+            optimizer.join(self.model.trainable_variables)
 
     def on_train_end(self, logs: Logs = None) -> None:
         """Come to the end together."""
@@ -124,9 +162,7 @@ class AverageMetrics(DistributedCallback):
         own = {name: float(value) for name, value in logs.items() if isinstance(value, numbers)}
         trained = self._trained or self._counted()
         weights = {name: self._tested if name.startswith("val_") else trained for name in own}
-        everywhere = self.ranks.gather(f"the metrics of epoch {epoch}", (own, weights))
-        for name in dict.fromkeys(name for metrics, _ in everywhere for name in metrics):
-            logs[name] = _weighted_mean(name, everywhere)
+        logs.update(_weighted_means(self.ranks.gather(f"the metrics of epoch {epoch}", (own, weights))))
 
     def _counted(self) -> float:
         """Return the samples that the loss was averaged over; 0 if they are not counted."""
@@ -136,31 +172,56 @@ class AverageMetrics(DistributedCallback):
         return 0.0
 
 
-def _weighted_mean(name: str, everywhere: list[tuple[Mapping[str, float], Mapping[str, float]]]) -> float:
-    values = [metrics[name] for metrics, _ in everywhere if name in metrics]
-    weights = [own[name] for metrics, own in everywhere if name in metrics]
-    return float(np.average(values, weights=weights if min(weights) > 0 else None))
+def average_metrics(
+    metrics: Mapping[str, float], topology: Topology, *, samples: float | None = None
+) -> dict[str, float]:
+    """Return the means over ranks of numbers by name, weighted by ``samples``; all ranks call it together.
+
+    ``samples``: those of this rank, above 0; ``None``: every rank has the same weight. A number that only
+    some ranks have is averaged over these.
+    """
+    weights = dict.fromkeys(metrics, 1.0 if samples is None else samples)
+    return _weighted_means(topology.world.allgather_objects((dict(metrics), weights)))
+
+
+def _weighted_means(everywhere: list[tuple[Mapping[str, float], Mapping[str, float]]]) -> dict[str, float]:
+    """Return the means by name of every rank's metrics and weights."""
+    means = {}
+    for name in dict.fromkeys(name for metrics, _ in everywhere for name in metrics):
+        values = [metrics[name] for metrics, _ in everywhere if name in metrics]
+        weights = [own[name] for metrics, own in everywhere if name in metrics]
+        means[name] = float(np.average(values, weights=weights if min(weights) > 0 else None))
+    return means
 
 
 class AverageMovingStatistics(DistributedCallback):
     """Averages the statistics that layers gather from batches over the ranks, as of BatchNormalization.
 
-    After the last step of an epoch, if the number of steps is known (that is before the validation), and at
-    the end of the epoch. The statistics of one rank describe its part of the data alone.
+    Once an epoch: before the validation, or else at the end. The statistics of one rank describe its part of
+    the data alone.
     """
 
-    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Average after the last step."""
-        steps = (self.params or {}).get("steps")
-        if steps is not None and batch + self.model.steps_per_execution >= steps:
-            self._average()
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_due = False
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        """Note that they are to be averaged."""
+        self._is_due = True
+
+    def on_test_begin(self, logs: Logs = None) -> None:
+        """Average before the validation."""
+        self._average()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Average where the last step was not known to be the last."""
+        """Average where there was no validation."""
         self._average()
 
     def _average(self) -> None:
         """Average the floating-point variables without gradients that are not equal on all ranks."""
+        if not self._is_due:
+            return
+        self._is_due = False
         weights = self.model.non_trainable_weights
         variables = [each for each in weights if keras.backend.is_float_dtype(each.dtype)]
         differing = [variables[number] for number in self.ranks.differing(variables)]

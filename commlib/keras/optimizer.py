@@ -37,21 +37,24 @@ class DistributedOptimizer:
     ``mixed_float16`` the optimizer gets a loss scale (``keras.optimizers.LossScaleOptimizer``), equal on all
     ranks: gradients are divided by it before they are reduced, and it is halved on all ranks when one of them
     overflows. The ranks begin with equal variables (:class:`commlib.keras.BroadcastVariables`), which is
-    checked in the first step. XLA compiles no such step: ``model.compile(jit_compile=False)``.
+    checked in the first step unless ``compared``. XLA compiles no such step:
+    ``model.compile(jit_compile=False)``. ``uneven``: the ranks say in each step that they have a batch, and
+    one that has no more calls ``join`` (:class:`commlib.keras.SynchronizeEpochs`).
     """
 
     # Own attributes; all others are set on the optimizer inside.
     __slots__ = (
         "__weakref__",
         "_buckets",
-        "_compared",
         "_config",
         "_numbers",
         "_optimizer",
         "_topology",
         "_variables_built",
+        "compared",
         "gradients",
         "ranks",
+        "uneven",
     )
 
     def __init__(
@@ -84,7 +87,7 @@ class DistributedOptimizer:
         self.gradients: DistributedGradients | None = None
         self._variables_built: list[Any] = []
         self._numbers: dict[int, int] = {}
-        self._compared = False
+        self.compared = self.uneven = False
 
     @property  # type: ignore[misc]  # object's can be set
     def __class__(self) -> Any:
@@ -180,6 +183,16 @@ class DistributedOptimizer:
         numbers = [self._numbers[id(variable)] for variable in variables]
         self._update([means[number] for number in numbers], variables, finite)
 
+    def join(self, trainable_variables: Sequence[Any]) -> None:
+        """Take part in the steps of the other ranks, with gradients of zero, until all ranks have joined.
+
+        The mean of such a step is the sum divided by all ranks: every batch has the same weight.
+        """
+        self.uneven = False  # below, this rank says that it has no batch
+        zeros = [tf.zeros(variable.shape) for variable in trainable_variables]
+        while self._agree_on_step(None):
+            self.apply(zeros, trainable_variables)
+
     def load_own_variables(self, store: Any) -> None:
         """Load the optimizer inside, as Keras does with the weights of a model."""
         self._optimizer.load_own_variables(store)
@@ -194,10 +207,25 @@ class DistributedOptimizer:
     def _exchange(self) -> Iterator[None]:
         assert self.gradients is not None
         with self.ranks.waiting(f"step {self.gradients.exchange.steps}"):
-            if not self._compared:
+            if self.uneven:
+                self._agree_on_step(self._learning_rate())
+            if not self.compared:
                 self.ranks.expect_equal([*self._variables_built, *self._optimizer.variables])
-                self._compared = True
+                self.compared = True
             yield
+
+    def _agree_on_step(self, rate: float | None) -> bool:
+        """Set the learning rate of the first rank that has a batch, and so a rate; return whether one has.
+
+        Callbacks set the rate by a rank's own steps.
+        """
+        rates = [each for each in self.ranks.gather("a step", rate) if each is not None]
+        if rates and rates[0] != self._learning_rate():
+            self.inner_optimizer.learning_rate = rates[0]
+        return bool(rates)
+
+    def _learning_rate(self) -> float:
+        return float(keras.ops.convert_to_numpy(self.inner_optimizer.learning_rate))
 
     def _in_order(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         """Return the gradients in the order in which the variables were built, divided by the loss scale."""
