@@ -204,6 +204,14 @@ def test_facts_other_than_those_written_are_damaged_though_they_can_be_read(tmp_
         folders.read_facts(path, SEED + 1)
 
 
+def test_of_facts_without_an_end_only_a_part_is_read(root: Path) -> None:
+    path = sealed(root) / "generation.json"
+    os.truncate(path, 1 << 40)  # sparse; as a whole it fits into no memory
+    assert folders.describe(path.parent) is None
+    with make(root) as store:
+        assert store.stored() == 0
+
+
 def test_a_restart_of_the_machine_costs_what_was_unfinished(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

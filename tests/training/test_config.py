@@ -170,6 +170,7 @@ def test_what_auto_picks_may_be_given_for_the_other_phases():
 
 
 WRONG = {
+    "output=/dev/null": "output: expected a folder, or a path that does not exist yet; got /dev/null",
     "density=0.1": (
         "density: expected inside the reducer: reducer: {name: …, density: 0.1}, or reducer.density=…"
     ),

@@ -500,7 +500,8 @@ def test_a_phase_that_is_too_short_for_its_budget_is_refused(tmp_path):
         PhaseRun(0, config_now.phases[0], config_now, replica.parts.data, None, choice)
 
     expected = (
-        r"^phases\[0\].budget: expected a budget for an exchange in the 100 steps of the phase, got one for "
+        r"^phases\[0\].budget: expected one that allows an exchange within the phase's 100 steps, "
+        r"got one that does every \d+$"
     )
     with pytest.raises(ValueError, match=expected):
         simulated.run(built, 2)

@@ -149,15 +149,21 @@ def test_a_run_that_began_again_for_want_of_a_checkpoint_has_nothing_of_before(t
 # ----------------------------------------------------------------------------------- as far as it goes
 
 
+# That json reads, and the masking of secrets does not.
+DEEP = b'{"kind": "epoch", "x": %s1%s}' % (b'{"x": ' * 900, b"}" * 900)
+
+
 def test_what_is_no_record_is_left_out_and_counted(tmp_path):
     path = folder(tmp_path / "a", [*begun(), epoch(0)], name="a")
-    junk = [b'{"kind": 3}', b"[1]", b"\xff\x00", b"[" * 100_000, b'{"kind": "step", "epoch": 0, "st']
+    junk = [b'{"kind": 3}', b"[1]", b"\xff\x00", b"[" * 100_000, b'{"kind": "step", "epoch": 0, "st', DEEP]
+    (path / "summary.json").write_bytes(DEEP)
     with (path / "metrics.jsonl").open("ab") as file:
         file.write(b"\n\n" + b"\n".join(junk))
     found = read(path)
-    assert ([each["kind"] for each in found.records], found.damaged) == (["run", "prepare", "epoch"], 5)
+    assert ([each["kind"] for each in found.records], found.damaged) == (["run", "prepare", "epoch"], 6)
+    assert found.summary == {}
     state = facts.facts(run_of("a", found))["state"]
-    assert state == "unfinished; 5 damaged lines of metrics.jsonl left out"
+    assert state == "unfinished; 6 damaged lines of metrics.jsonl left out"
 
 
 def test_values_of_any_kind_are_drawn_where_they_are_numbers(tmp_path):

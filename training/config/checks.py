@@ -1,6 +1,7 @@
 """Checks across the settings of a configuration, and warnings for settings without effect."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from pydantic_core import PydanticCustomError
 
@@ -15,6 +16,7 @@ from training.tasks.task import Metric
 
 def check(config: AnyConfig) -> None:
     """Raise a problem for settings that exclude each other: the key, the value and what was expected."""
+    _output_can_be_a_folder(config)
     _reducers_take_what_they_are_given(config)
     _momentum_is_not_counted_twice(config)
     _wrappers_have_the_whole_gradient(config)
@@ -27,6 +29,12 @@ def check(config: AnyConfig) -> None:
 
 def _wrong(key: str, expected: str, got: object) -> PydanticCustomError:
     return problem(f"expected {expected}; got {got}", key=key)
+
+
+def _output_can_be_a_folder(config: AnyConfig) -> None:
+    output = Path(config.output)
+    if output.exists() and not output.is_dir():
+        raise _wrong("output", "a folder, or a path that does not exist yet", config.output)
 
 
 def _reducers_take_what_they_are_given(config: AnyConfig) -> None:
