@@ -57,7 +57,11 @@ def main() -> None:
             jax.block_until_ready(reduce(gradients))
             seconds[name].append(time.perf_counter() - start)
     slowest = {name: np.max(world.allgather_objects(taken), axis=0) for name, taken in seconds.items()}
-    median = {name: float(np.median(taken)) for name, taken in slowest.items()}
+    summary = {
+        name: {which: float(getattr(np, which)(taken)) for which in ("median", "min", "max")}
+        | {"runs": steps}
+        for name, taken in slowest.items()
+    }
     if world.rank == 0:
         record = {
             "bench": "jax_exchange",
@@ -66,8 +70,12 @@ def main() -> None:
                 "size": ours.exchange.size,
                 "cores": os.cpu_count(),
             },
-            "seconds": {**median, "runs": steps},
-            "ratio": median["dense"] / median["MPI.Allreduce"],
+            "subject": "dense",
+            "seconds": summary["dense"],
+            "peer": "MPI.Allreduce",
+            "peer_seconds": summary["MPI.Allreduce"],
+            "ratio": summary["MPI.Allreduce"]["median"] / summary["dense"]["median"],
+            "bytes": None,
             "jax": jax.__version__,
         }
         print(json.dumps(record), flush=True)

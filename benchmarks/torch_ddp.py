@@ -128,13 +128,15 @@ def main() -> None:
     torch.set_num_threads(1)
     topology = commlib.Topology(commlib.transport.mpi.world())
     init_process_group(topology)
-    plain = None
+    plain: dict[str, Any] = {}
     for name, hook in subjects(topology).items():
         if given.subject and name not in given.subject:
             continue
         found = measured(topology, hook, given.network, given.steps, given.batch)
-        seconds = found["seconds"]
-        plain = plain or float(np.median(seconds))
+        taken = found["seconds"]
+        seconds = {which: float(getattr(np, which)(taken)) for which in ("median", "min", "max")}
+        seconds |= {"runs": len(taken)}
+        plain = plain or seconds
         record = {
             "bench": "torch_ddp",
             "case": {
@@ -145,12 +147,11 @@ def main() -> None:
                 "cores": os.cpu_count(),
             },
             "subject": name,
-            "seconds": {
-                **{which: float(getattr(np, which)(seconds)) for which in ("median", "min", "max")},
-                "runs": len(seconds),
-            },
+            "seconds": seconds,
             "peer": given.subject[0] if given.subject else PLAIN,
-            "ratio": plain / float(np.median(seconds)),
+            "peer_seconds": plain,
+            "ratio": plain["median"] / seconds["median"],
+            "bytes": None,
             **{key: found[key] for key in ("loss", "hidden_share")},
             "torch": torch.__version__,
         }
