@@ -2,6 +2,7 @@
 
 import stat
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -77,16 +78,15 @@ def test_the_same_text_gives_the_same_vocabulary_in_another_process(type):
 def test_a_vocabulary_is_made_once_and_kept(text, cache, tmp_path, monkeypatch):
     settings = VocabularySettings(30, "bpe")
     first = vocabulary_of(text, settings)
-    (path,) = cache.glob("*.model")
+    (path,) = cache.glob("*.vocabulary")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert Vocabulary.load(path).fingerprint == first.fingerprint
     with monkeypatch.context() as patch:
         patch.setattr(Vocabulary, "train", None)
         assert vocabulary_of(text, settings).fingerprint == first.fingerprint
     assert vocabulary_of(text, VocabularySettings(31, "bpe")).size == 31
     (tmp_path / "train.txt").write_text("\n".join(sentences(200, seed=5)))  # other text at the same place
     assert vocabulary_of(text, settings).fingerprint != first.fingerprint
-    assert len(list(cache.glob("*.model"))) == 3
+    assert len(list(cache.glob("*.vocabulary"))) == 3
 
 
 def test_without_a_cache_folder_the_vocabulary_is_the_same(text, cache):
@@ -131,8 +131,16 @@ def test_what_cannot_be_is_said_in_one_line(text, settings, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_no_vocabulary_is_refused(tmp_path):
-    (tmp_path / "x.model").write_bytes(b"no vocabulary")
-    (tmp_path / "x.model").chmod(0o600)
-    with pytest.raises(ValueError, match="x.model: expected a vocabulary of SentencePiece"):
-        Vocabulary.load(tmp_path / "x.model")
+@pytest.mark.parametrize(
+    "damage", [lambda old: b"", lambda old: old[:-1], lambda old: old[:99] + b"x" + old[100:]]
+)
+def test_a_damaged_vocabulary_is_made_again_once(text, cache, damage):
+    settings = VocabularySettings(30, "bpe")
+    first = vocabulary_of(text, settings)
+    (path,) = cache.glob("*.vocabulary")
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.warns(UserWarning, match="vocabulary: damaged, the vocabulary is made again"):
+        assert vocabulary_of(text, settings).fingerprint == first.fingerprint
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert vocabulary_of(text, settings).fingerprint == first.fingerprint

@@ -10,6 +10,7 @@
 
 import io
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ THREADS = 8  # of SentencePiece's trainer: its result depends on their number
 MOST_LINES = 1_000_000  # that a vocabulary is trained on
 LONGEST_LINE = 1 << 20  # bytes
 READ_LINES = 1 << 14
+DIGEST_BYTES = 32  # before the model in a file
 TRAINING_SECONDS = 1800.0  # that a process waits for another to train, before it trains by itself
 
 
@@ -134,14 +136,6 @@ class Vocabulary:
         text = found[: found.index(END)] if END in found else found
         return str(self._processor.decode([token for token in text if not self._processor.is_control(token)]))
 
-    @classmethod
-    def load(cls, path: Path) -> "Vocabulary":
-        """Return the vocabulary of a SentencePiece model's file; ``ValueError`` if it is something else."""
-        try:
-            return cls(read_file(path))
-        except RuntimeError as error:
-            raise ValueError(f"{path}: expected a vocabulary of SentencePiece, got something else") from error
-
 
 def vocabulary_of(source: StoredSource, settings: VocabularySettings) -> Vocabulary:
     """Return the vocabulary of a text, from the user's cache if it is there.
@@ -151,17 +145,31 @@ def vocabulary_of(source: StoredSource, settings: VocabularySettings) -> Vocabul
     folder = user_cache() / "vocabularies"
     files = source.files()
     key = xxh3_128_hexdigest(f"{FORMAT} {type(source).__name__} {source.url} {files} {settings}".encode())
-    path = folder / f"{key}.model"
+    path = folder / f"{key}.vocabulary"
     try:
         make_folder(folder)
         with locks.exclusive(path.with_suffix(".lock"), TRAINING_SECONDS):
-            if not path.exists():
-                write_atomic(path, Vocabulary.train(_lines(source), settings).model)
-            return Vocabulary.load(path)
+            found = _kept(path)
+            if found is None:
+                found = Vocabulary.train(_lines(source), settings)
+                write_atomic(path, found.fingerprint.encode() + found.model)
+            return found
     except Untrusted:
         raise
     except OSError:  # the folder cannot be written
         return Vocabulary.train(_lines(source), settings)
+
+
+def _kept(path: Path) -> Vocabulary | None:
+    """Return the vocabulary of a file; ``None`` if there is none or, with a warning, if it is damaged."""
+    if not path.exists():
+        return None
+    content = read_file(path)
+    digest, model = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+    if digest != xxh3_128_hexdigest(model).encode():
+        warnings.warn(f"{path}: damaged, the vocabulary is made again", stacklevel=4)
+        return None
+    return Vocabulary(model)
 
 
 def _lines(source: StoredSource) -> Iterator[str]:
