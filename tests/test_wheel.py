@@ -31,7 +31,7 @@ import commlib, datacache, pto
 
 def step(comm):
     reducer = commlib.make_reducer("hitopk", commlib.Topology(comm, ranks_per_node=2), size=100, density=0.1)
-    return np.count_nonzero(reducer.reduce(np.arange(100, dtype=np.float32)))
+    return int(np.count_nonzero(reducer.reduce(np.arange(100, dtype=np.float32))))
 
 print(commlib.transport.simulated.run(step, world_size=4))
 samples = datacache.Arrays(np.zeros((8, 4, 4, 1), np.uint8), np.arange(8))
@@ -51,7 +51,7 @@ def wheel(tmp_path_factory):
     source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in (*PACKAGES, "configs", "clusters"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md"):
+    for name in ("cloudtrain.py", "pyproject.toml", "setup.py", "README.md"):
         shutil.copy(ROOT / name, source)
     pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(built), str(source))
     (made,) = built.iterdir()
