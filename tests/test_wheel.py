@@ -154,7 +154,7 @@ def test_the_wheel_trains_digits_by_name_in_one_process_which_needs_no_profile(f
     assert errors(result) == ""
     (summary,) = [line for line in metrics_of(tmp_path / "runs") if line["kind"] == "summary"]
     assert summary["top1"] > 0.9
-    assert [phase["sent"] for phase in summary["phases"]] == [0, 0]
+    assert [phase["sent_inter_bytes"] for phase in summary["phases"]] == [0, 0]
     (weights,) = (tmp_path / "runs").glob("digits-*/model.weights.h5")
     reported = run(full / "cloudtrain", "report", weights.parent, cwd=tmp_path)
     assert reported.returncode == 0, tail(reported)
