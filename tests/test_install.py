@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,18 @@ def test_what_a_machine_lacks_is_one_line_and_nothing_is_left_behind(machine, mi
     line = refusal(install(machine, "dev"))
     assert all(each in line for each in said)
     assert not (machine / "clone" / ".venv").exists()
+
+
+def test_the_command_for_horovod_names_the_compiler_that_is_missing(tmp_path):
+    for name in ("bash", "ls", "mkdir"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    variables = {**os.environ, "PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "training", "install-horovod"]
+    result = subprocess.run(
+        command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 1
+    assert result.stderr == "cloudtrain: needs a C++ compiler to build Horovod: apt-get install g++\n"
 
 
 def test_a_python_chosen_by_name_is_the_one_that_is_judged(machine):

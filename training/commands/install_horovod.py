@@ -21,8 +21,11 @@ def install() -> int:
         status = subprocess.run(
             command, stdout=log, stderr=subprocess.STDOUT, pass_fds=[ANNOUNCED], check=False
         ).returncode
-        if status:
-            log.seek(0)
-            log_error("Horovod is not installed; the end of what its build said:")
-            sys.stderr.writelines(log.readlines()[-20:])
+        log.seek(0)
+        said = log.readlines()
+    if status == 0:
+        print("Horovod is installed: horovodrun starts ranks")
+    elif said:  # else the script has said on the descriptor what is missing
+        log_error("Horovod is not installed; the end of what its build said:")
+        sys.stderr.writelines(said[-20:])
     return status
