@@ -1,12 +1,13 @@
 """Training runs as users start them: real processes, real data."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.launching import BESIDE_PYTHON, DIGITS, errors, launch, mpirun, python_on_ranks, run, tail
+from tests.launching import BESIDE_PYTHON, DIGITS, ROOT, errors, launch, mpirun, python_on_ranks, run, tail
 from tests.training.test_tune import save
 
 pytestmark = pytest.mark.launch
@@ -19,6 +20,14 @@ def lines_of(folder: Path) -> list[dict]:
     """Return the metrics of the one run in ``folder/runs``."""
     (run_folder,) = (folder / "runs").iterdir()
     return [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.large
+@pytest.mark.parametrize(("name", "percent"), [("url_logistic", 70), ("digits_lars", 97), ("mnist5k", 96)])
+def test_a_shipped_configuration_reaches_its_figure_on_one_rank(tmp_path, name, percent):
+    result = run("cloudtrain", "train", str(ROOT / "configs" / f"{name}.yaml"), cwd=tmp_path)
+    assert result.returncode == 0, tail(result)
+    assert float(re.findall(r"accuracy +(\S+?) ?%", result.stdout)[-1]) >= percent
 
 
 @pytest.mark.parametrize(
