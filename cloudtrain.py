@@ -24,7 +24,7 @@ __all__ = ["Trainer", "commlib", "datacache", "pto", "training"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a package when it is accessed: ``training`` and ``pto`` need TensorFlow, the others do not."""
+    """Import a package when it is accessed; only ``Trainer`` loads TensorFlow."""
     if name == "Trainer":
         return _package("training").Trainer
     if name in __all__:

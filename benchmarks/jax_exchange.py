@@ -7,8 +7,6 @@ Both begin with arrays of JAX and end with their means as arrays of JAX, in turn
 """
 
 import argparse
-import json
-import os
 import time
 from typing import Any
 
@@ -18,6 +16,7 @@ from mpi4py import MPI
 
 import commlib
 from commlib.jax import DistributedGradients
+from training.bench.record import Record, Seconds
 
 SHAPES = {"w1": (1024, 2048), "b1": (2048,), "w2": (2048, 1000), "b2": (1000,)}  # 16.5 MB
 
@@ -56,29 +55,15 @@ def main() -> None:
             start = time.perf_counter()
             jax.block_until_ready(reduce(gradients))
             seconds[name].append(time.perf_counter() - start)
-    slowest = {name: np.max(world.allgather_objects(taken), axis=0) for name, taken in seconds.items()}
-    summary = {
-        name: {which: float(getattr(np, which)(taken)) for which in ("median", "min", "max")}
-        | {"runs": steps}
-        for name, taken in slowest.items()
+    slowest = {
+        name: Seconds.of(np.max(world.allgather_objects(taken), axis=0).tolist())
+        for name, taken in seconds.items()
     }
     if world.rank == 0:
-        record = {
-            "bench": "jax_exchange",
-            "case": {
-                "ranks_of_nodes": [len(node) for node in topology.nodes],
-                "size": ours.exchange.size,
-                "cores": os.cpu_count(),
-            },
-            "subject": "dense",
-            "seconds": summary["dense"],
-            "peer": "MPI.Allreduce",
-            "peer_seconds": summary["MPI.Allreduce"],
-            "ratio": summary["MPI.Allreduce"]["median"] / summary["dense"]["median"],
-            "bytes": None,
-            "jax": jax.__version__,
-        }
-        print(json.dumps(record), flush=True)
+        case = {"ranks_of_nodes": [len(node) for node in topology.nodes], "size": ours.exchange.size}
+        more = {"jax": jax.__version__}
+        record = Record("jax_exchange", case, "dense", slowest["dense"], bytes=None, more=more)
+        print(record.beside("MPI.Allreduce", slowest["MPI.Allreduce"]).line(), flush=True)
 
 
 if __name__ == "__main__":

@@ -7,16 +7,14 @@ r"""PyTorch's DistributedDataParallel with our hook, and with its own hooks over
 
 A network of ten million weights learns scikit-learn's digits. Every subject begins with the same weights and
 sees the same batches; a step takes as long as on its slowest rank. Rank 0 prints a JSON object each, with
-its ``ratio`` to the first subject, DDP over Gloo as it comes. PowerSGD has a single bucket: with several, its
-callbacks wait for each other in Gloo's two threads, for ever.
+its ``ratio`` to the first that was measured: DDP over Gloo as it comes, if none is left out. PowerSGD has a
+single bucket: with several, its callbacks wait for each other in Gloo's two threads, for ever.
 
 ``--network wide``: nine tenths of the weights in one layer, whose gradient comes last but one. ``deep``: in
 twelve layers alike, in buckets of 5 MiB, for the share of the exchange that backpropagation hides.
 """
 
 import argparse
-import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -31,8 +29,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import commlib
 from commlib.torch import DistributedGradients, init_process_group, register
+from training.bench.record import Record, Seconds
 
-PLAIN = "ddp over gloo"
 WARM_UP_STEPS = 4  # in which DDP makes its buckets, PowerSGD starts, and our hook begins to overlap
 
 
@@ -52,7 +50,7 @@ def subjects(topology: commlib.Topology) -> dict[str, Callable[[Any], Distribute
         "oktopk": {"name": "oktopk", "density": 0.01},
     }
     return {
-        PLAIN: lambda ddp: None,
+        "ddp over gloo": lambda ddp: None,
         "ddp, fp16 hook": lambda ddp: ddp.register_comm_hook(None, default_hooks.fp16_compress_hook),
         "ddp, PowerSGD hook of rank 4": powersgd,
         **{
@@ -88,8 +86,8 @@ def batches(rank: int, ranks: int, size: int) -> Iterator[tuple[torch.Tensor, to
 
 def measured(
     topology: commlib.Topology, hook: Callable[[Any], Any], name: str, steps: int, batch: int
-) -> dict[str, Any]:
-    """Train from the first weights on; return the seconds of each step, the loss, and what was hidden."""
+) -> tuple[Seconds, dict[str, Any]]:
+    """Train from the first weights on; return the seconds of a step, the loss, and what was hidden."""
     world = topology.world
     ddp = DistributedDataParallel(network(name), bucket_cap_mb=1024 if hook is powersgd else BUCKET_MIB[name])
     gradients = hook(ddp)
@@ -114,7 +112,7 @@ def measured(
     slowest = np.max([times for times, _ in everywhere], axis=0)[WARM_UP_STEPS:]
     last = np.mean([losses for _, losses in everywhere], axis=0)[-10:]
     share = float(np.median(hidden[WARM_UP_STEPS:])) if hidden[WARM_UP_STEPS:] else None
-    return {"seconds": slowest, "loss": float(last.mean()), "hidden_share": share}
+    return Seconds.of(slowest.tolist()), {"loss": float(last.mean()), "hidden_share": share}
 
 
 def main() -> None:
@@ -128,35 +126,25 @@ def main() -> None:
     torch.set_num_threads(1)
     topology = commlib.Topology(commlib.transport.mpi.world())
     init_process_group(topology)
-    plain: dict[str, Any] = {}
-    for name, hook in subjects(topology).items():
+    chosen = subjects(topology)
+    if unknown := set(given.subject or ()) - chosen.keys():
+        parser.error(f"--subject: expected some of {', '.join(chosen)}, got {', '.join(sorted(unknown))}")
+    case = {
+        "ranks_of_nodes": [len(node) for node in topology.nodes],
+        "network": given.network,
+        "weights": sum(each.numel() for each in network(given.network).parameters()),
+        "batch_size": given.batch,
+    }
+    first: Record | None = None
+    for name, hook in chosen.items():
         if given.subject and name not in given.subject:
             continue
-        found = measured(topology, hook, given.network, given.steps, given.batch)
-        taken = found["seconds"]
-        seconds = {which: float(getattr(np, which)(taken)) for which in ("median", "min", "max")}
-        seconds |= {"runs": len(taken)}
-        plain = plain or seconds
-        record = {
-            "bench": "torch_ddp",
-            "case": {
-                "ranks_of_nodes": [len(node) for node in topology.nodes],
-                "network": given.network,
-                "weights": sum(each.numel() for each in network(given.network).parameters()),
-                "batch_size": given.batch,
-                "cores": os.cpu_count(),
-            },
-            "subject": name,
-            "seconds": seconds,
-            "peer": given.subject[0] if given.subject else PLAIN,
-            "peer_seconds": plain,
-            "ratio": plain["median"] / seconds["median"],
-            "bytes": None,
-            **{key: found[key] for key in ("loss", "hidden_share")},
-            "torch": torch.__version__,
-        }
+        seconds, more = measured(topology, hook, given.network, given.steps, given.batch)
+        more["torch"] = torch.__version__
+        record = Record("torch_ddp", case, name, seconds, bytes=None, more=more)
+        first = first or record
         if topology.world.rank == 0:
-            print(json.dumps(record), flush=True)
+            print(record.beside(first.subject, first.seconds).line(), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ for word; do
 done
 candidates=(python3 python3.13 python3.12 python3.11 python3.10)
 case $extra in
-frameworks) packages=(-e "$root[torch,jax]" torch==2.13.0 optax hypothesis pytest pytest-timeout scikit-learn) ;;
+frameworks) packages=(-e "$root[torch,jax]" torch==2.13.0 optax hypothesis pytest pytest-timeout rich scikit-learn) ;;
 oldest)
     packages=(-e "$root[dev]" "tensorflow==2.18.*" "keras==3.10.*" "numpy==1.26.*" "numba==0.60.*")
     candidates=(python3.10 "${candidates[@]}")

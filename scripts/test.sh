@@ -4,8 +4,8 @@
 # usage: scripts/test.sh             what a change has to pass: nine minutes on two cores
 #        scripts/test.sh ci          the same, what takes longer, PyTorch and JAX, and the tests on a cluster of namespaces
 #        scripts/test.sh all         the same as ci, with large tables, many drawn examples, and faults of real ranks
-#        scripts/test.sh stack      the tests of the adapters, and a short training, with the oldest and the newest of
-#                                   Python, TensorFlow, Keras and NumPy
+#        scripts/test.sh stack       the tests of the adapters, and a short training, with the oldest and the newest of
+#                                    Python, TensorFlow, Keras and NumPy
 #        scripts/test.sh ARGUMENT…   only pytest with these arguments: scripts/test.sh -k hitopk
 set -euo pipefail
 cd "$(dirname "$0")/.."

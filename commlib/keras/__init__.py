@@ -8,12 +8,11 @@ from commlib.keras.callbacks import (
     LearningRateSchedule,
     LearningRateWarmup,
     SynchronizeEpochs,
-    average_metrics,
     default_callbacks,
 )
 from commlib.keras.layers import SyncBatchNormalization
 from commlib.keras.optimizer import DistributedOptimizer, load_model
-from commlib.keras.ranks import broadcast_variables
+from commlib.keras.ranks import average_metrics, broadcast_variables
 
 __all__ = [
     "AverageMetrics",

@@ -5,7 +5,7 @@ Each is given to ``fit`` on all ranks, in the same order.
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -17,8 +17,7 @@ from commlib.arrays import to_host
 from commlib.errors import InvalidArgument, RanksDisagree
 from commlib.keras.layers import SyncBatchNormalization
 from commlib.keras.optimizer import DistributedOptimizer
-from commlib.keras.ranks import Ranks
-from commlib.topology import Topology
+from commlib.keras.ranks import Ranks, weighted_means
 
 Logs = dict[str, Any] | None
 
@@ -162,7 +161,7 @@ class AverageMetrics(DistributedCallback):
         own = {name: float(value) for name, value in logs.items() if isinstance(value, numbers)}
         trained = self._trained or self._counted()
         weights = {name: self._tested if name.startswith("val_") else trained for name in own}
-        logs.update(_weighted_means(self.ranks.gather(f"the metrics of epoch {epoch}", (own, weights))))
+        logs.update(weighted_means(self.ranks.gather(f"the metrics of epoch {epoch}", (own, weights))))
 
     def _counted(self) -> float:
         """Return the samples that the loss was averaged over; 0 if they are not counted."""
@@ -170,28 +169,6 @@ class AverageMetrics(DistributedCallback):
             if metric.name == "loss" and isinstance(metric, keras.metrics.Mean):
                 return float(metric.count)
         return 0.0
-
-
-def average_metrics(
-    metrics: Mapping[str, float], topology: Topology, *, samples: float | None = None
-) -> dict[str, float]:
-    """Return the means over ranks of numbers by name, weighted by ``samples``; all ranks call it together.
-
-    ``samples``: those of this rank, above 0; ``None``: every rank has the same weight. A number that only
-    some ranks have is averaged over these.
-    """
-    weights = dict.fromkeys(metrics, 1.0 if samples is None else samples)
-    return _weighted_means(topology.world.allgather_objects((dict(metrics), weights)))
-
-
-def _weighted_means(everywhere: list[tuple[Mapping[str, float], Mapping[str, float]]]) -> dict[str, float]:
-    """Return the means by name of every rank's metrics and weights."""
-    means = {}
-    for name in dict.fromkeys(name for metrics, _ in everywhere for name in metrics):
-        values = [metrics[name] for metrics, _ in everywhere if name in metrics]
-        weights = [own[name] for metrics, own in everywhere if name in metrics]
-        means[name] = float(np.average(values, weights=weights if min(weights) > 0 else None))
-    return means
 
 
 class AverageMovingStatistics(DistributedCallback):

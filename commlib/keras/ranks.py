@@ -1,6 +1,6 @@
-"""What ranks exchange besides gradients: where they are, and the values of variables."""
+"""What ranks exchange besides gradients: where they are, the values of variables, and metrics."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -95,6 +95,28 @@ def broadcast_variables(variables: Sequence[Any], topology: Topology) -> None:
     """
     with Ranks(topology.world, None) as ranks:
         ranks.broadcast(variables)
+
+
+def average_metrics(
+    metrics: Mapping[str, float], topology: Topology, *, samples: float | None = None
+) -> dict[str, float]:
+    """Return the means over ranks of numbers by name, weighted by ``samples``; all ranks call it together.
+
+    ``samples``: those of this rank, above 0; ``None``: every rank has the same weight. A number that only
+    some ranks have is averaged over these.
+    """
+    weights = dict.fromkeys(metrics, 1.0 if samples is None else samples)
+    return weighted_means(topology.world.allgather_objects((dict(metrics), weights)))
+
+
+def weighted_means(everywhere: list[tuple[Mapping[str, float], Mapping[str, float]]]) -> dict[str, float]:
+    """Return the means by name of every rank's metrics and weights."""
+    means = {}
+    for name in dict.fromkeys(name for metrics, _ in everywhere for name in metrics):
+        values = [metrics[name] for metrics, _ in everywhere if name in metrics]
+        weights = [own[name] for metrics, own in everywhere if name in metrics]
+        means[name] = float(np.average(values, weights=weights if min(weights) > 0 else None))
+    return means
 
 
 def path_of(variable: Any) -> str:

@@ -109,8 +109,8 @@ def check_tensorflow() -> Finding:
     except PackageNotFoundError as error:
         return Finding("TensorFlow", f"{error.name} is not installed", INSTALL)
     text = f"{tensorflow} with Keras {keras}"
-    minor = {name: tuple(map(int, version(name).split(".")[:2])) for name in ("tensorflow", "keras")}
-    if not (2, 18) <= minor["tensorflow"] <= (2, 21) or not (3, 10) <= minor["keras"] < (4,):
+    of_tensorflow, of_keras = (tuple(map(int, each.split(".")[:2])) for each in (tensorflow, keras))
+    if not (2, 18) <= of_tensorflow <= (2, 21) or not (3, 10) <= of_keras < (4,):
         return Finding("TensorFlow", f"{text}, expected 2.18 to 2.21 with Keras 3.10 or later", INSTALL)
     return Finding("TensorFlow", text)
 

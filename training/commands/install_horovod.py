@@ -6,18 +6,23 @@ import sys
 import tempfile
 from pathlib import Path
 
-from training.process.job import log_error
+from commlib.errors import InvalidArgument
+from commlib.folders import user_cache
+from training.process.job import log_error, usage_error
 
 SCRIPT = Path(__file__).parents[1] / "process" / "install_horovod.sh"
-WHEELS = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "cloudtrain" / "wheels"
 ANNOUNCED = 8  # the descriptor on which the script says what takes long
 
 
 def install() -> int:
     """Compile Horovod, unless a wheel is kept, and install it; return the exit status."""
+    try:
+        wheels = user_cache() / "wheels"
+    except InvalidArgument as error:
+        usage_error(f"install-horovod: {error}")
     os.dup2(sys.stderr.fileno(), ANNOUNCED)
     with tempfile.TemporaryFile("w+") as log:
-        command = ["bash", str(SCRIPT), sys.executable, str(WHEELS)]
+        command = ["bash", str(SCRIPT), sys.executable, str(wheels)]
         status = subprocess.run(
             command, stdout=log, stderr=subprocess.STDOUT, pass_fds=[ANNOUNCED], check=False
         ).returncode

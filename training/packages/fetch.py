@@ -11,6 +11,8 @@ from importlib import import_module
 from pathlib import Path
 
 from commlib import InvalidArgument
+from commlib.folders import expanded
+from datacache.store.files import write_atomic
 
 
 @dataclass(frozen=True)
@@ -75,15 +77,13 @@ def make(name: str, folder: Path | None = None) -> None:
     """
     if name not in PACKAGES:
         raise InvalidArgument(f"expected one of {', '.join(PACKAGES)}, got {name!r}", key="NAME")
-    data = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser()
-    folder = folder or data / "cloudtrain" / name
+    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    folder = folder or expanded(data) / "cloudtrain" / name
     with tempfile.TemporaryDirectory() as work:
         parts = import_module(f"training.packages.{name}").parts_of(PACKAGES[name].fetch(Path(work)))
     folder.mkdir(parents=True, exist_ok=True)
     for file, lines in parts.items():
-        unfinished = folder / f".{file}.unfinished"
-        unfinished.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        unfinished.replace(folder / file)
+        write_atomic(folder / file, "".join(f"{line}\n" for line in lines).encode(), is_private=False)
         words = sum(len(line.split()) for line in lines)
         print(f"{file}: {len(lines):,} lines, {words:,} words")
     print(f"{name} is in {folder}")
