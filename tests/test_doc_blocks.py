@@ -21,7 +21,7 @@ PAGES += [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
 PROMPTED = {"docs/linear.md", "docs/pto.md", "docs/reducers.md", "docs/training.md"}
 # Programs, by tests/test_readme.py, test_examples.py, test_docs_from_horovod.py, torch, jax and
 # training/test_own_parts.py.
-RUN_ELSEWHERE = {"README.md": 5, "docs/own_parts.md": 6}
+RUN_ELSEWHERE = {"README.md": 5, "docs/own_parts.md": 7}
 RUN_ELSEWHERE |= {"docs/from_horovod.md": 1, "docs/from_jax.md": 1, "docs/from_pytorch.md": 2}
 WRITTEN_BY_USERS = ("my.yaml", "my_cluster.yaml", "my.py")
 OF_OTHERS = {"git", "docker", "kubectl", "sbatch"}  # of which only the files are checked

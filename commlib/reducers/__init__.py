@@ -57,6 +57,7 @@ __all__ = [
     "StageSeconds",
     "State",
     "check_reducer_options",
+    "check_wrapper",
     "make_reducer",
     "part_of_wrapper",
     "reducer_class",
@@ -99,6 +100,11 @@ def _wrapper(record: Mapping[str, Any]) -> tuple[type[ReducerWrapper], dict[str,
     wrapper = resolve(WRAPPERS, "wrapper", name, subclass_of=ReducerWrapper)
     check_options(name, wrapper, options, positional=1)
     return wrapper, options
+
+
+def check_wrapper(record: Mapping[str, Any]) -> None:
+    """Raise ``InvalidArgument`` where a record names no wrapper, or an option that it does not take."""
+    _wrapper(record)
 
 
 def part_of_wrapper(record: Mapping[str, Any], share: float) -> dict[str, Any]:

@@ -34,9 +34,9 @@ def _work(step: Step) -> Work:
 
 
 def make_mean(total: Float32, ranks: int) -> None:
-    """Divide a part of the sum by the number of ranks, and mark a part that is not finite.
+    """Divide a piece of the sum by the number of ranks, and mark a piece that is not finite.
 
-    The mark is a NaN in the first entry, which every rank that receives the part can check.
+    The mark is a NaN in the first entry, which every rank that receives the piece can check.
     """
     total /= np.float32(ranks)
     if not is_finite(total):
@@ -57,18 +57,17 @@ class Dense(Reducer):
         super().__init__(topology, size)
         self._ring = Ring(topology.world, [rank for node in topology.nodes for rank in node])
         self._bounds = partition(size, topology.world.size)
-        self._first_entries = self.arrays.asarray(np.unique(self._bounds[:-1]))  # of the parts
+        self._first_entries = self.arrays.asarray(self._ring.first_entries(self._bounds))  # of the pieces
 
     def _reduce(self, gradient: Float32, buffer: MeanBuffer) -> Outcome:
-        ring, link = self._ring, self.topology.slowest_link
         mean = buffer.dense()
-        parts = np.split(mean, self._bounds[1:-1])
-        with self.measure(link):
-            ring.reduce_scatter(np.split(gradient, self._bounds[1:-1]), parts)
-        with self.measure("combine"):
-            make_mean(parts[self.topology.world.rank], self.topology.world.size)
-        with self.measure(link):
-            ring.allgather(parts)
+        parts = np.split(gradient, self._bounds[1:-1])
+        with self.measure(self.topology.slowest_link):
+            self._ring.allreduce(parts, np.split(mean, self._bounds[1:-1]), self._finish)
         if np.isnan(mean[self._first_entries]).any():
             return Outcome(None)
         return Outcome(mean, selected=self.size, applied=self.size)
+
+    def _finish(self, total: Float32) -> None:
+        with self.measure("combine"):
+            make_mean(total, self.topology.world.size)

@@ -104,10 +104,9 @@ class Torus2D(Reducer):
         self._slices = partition(self._length, topology.stream.size)
         self._ring = Ring(topology.stream, range(topology.stream.size))
         pairs = zip(self._bounds[:-1], np.diff(self._bounds), strict=True)
-        firsts = [low + partition(int(length), len(topology.nodes))[:-1] for low, length in pairs if length]
-        self._first_entries = self.arrays.asarray(
-            np.unique(np.concatenate(firsts))
-        )  # of the slices of all shards
+        slices = [low + partition(int(length), len(topology.nodes)) for low, length in pairs]
+        firsts = np.concatenate([self._ring.first_entries(each) for each in slices])
+        self._first_entries = self.arrays.asarray(firsts)  # of the pieces of all shards
         self._rounds = not self._codec.lossless and len(topology.nodes) > 1
         kept = self._length if self._rounds else 0
         with memory_errors(self):
@@ -125,24 +124,19 @@ class Torus2D(Reducer):
         parts = np.split(own_shard, self._slices[1:-1])
         if self._rounds:
             self._add_up_rounded(shard, parts)
-            with self.measure("combine"):
-                make_mean(own_shard, topology.world.size)
+            self._finish(own_shard)
         else:
-            self._add_up(shard, parts)
+            with self.measure("inter"):
+                self._ring.allreduce(np.split(shard, self._slices[1:-1]), parts, self._finish)
         with self.measure("intra"):
             topology.node.allgather(own_shard, shards)
         if np.isnan(mean[self._first_entries]).any():
             return Outcome(None)
         return Outcome(mean, selected=self.size, applied=self.size)
 
-    def _add_up(self, shard: Float32, parts: Sequence[Float32]) -> None:
-        """Write the mean of the stream's shards to ``parts``, by a ring."""
-        with self.measure("inter"):
-            self._ring.reduce_scatter(np.split(shard, self._slices[1:-1]), parts)
+    def _finish(self, total: Float32) -> None:
         with self.measure("combine"):
-            make_mean(parts[self.topology.stream.rank], self.topology.world.size)
-        with self.measure("inter"):
-            self._ring.allgather(parts)
+            make_mean(total, self.topology.world.size)
 
     def _add_up_rounded(self, shard: Float32, parts: Sequence[Float32]) -> None:
         """Write the sum of the stream's shards to ``parts``, and the rounding errors to the next residual."""

@@ -5,11 +5,13 @@ The collectives below use only those, so that every transport moves the same byt
 results are bitwise equal on all ranks, in all runs, and on all transports.
 """
 
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain, pairwise
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -20,7 +22,7 @@ from commlib.arrays import ROW_MULTIPLE, Array, Workspace, is_on_gpu, module_of
 from commlib.errors import InvalidArgument, UseAfterClose
 from commlib.kernels import kernels_of
 from commlib.transport.watchdog import Watchdog
-from commlib.vectors import Float32
+from commlib.vectors import Float32, Index
 
 Own = TypeVar("Own", bound="Closing")
 Integers = npt.NDArray[np.int64]
@@ -80,9 +82,11 @@ class Communicator(Closing, ABC):
     ``sent_bytes`` and ``received_bytes`` count the payload exchanged with each rank since construction:
     int64 arrays of shape ``(size,)``. The few bytes of ``allgather_ints``, ``alltoall_ints``, headers and
     object exchanges are not counted. ``arrays``: the module whose arrays gradients are, NumPy or CuPy.
+    ``eager_bytes``: the longest message that is sent without waiting for the receiver's consent.
     """
 
     arrays: ModuleType = np
+    eager_bytes: int = sys.maxsize
 
     def __init__(self, rank: int, size: int, host: str) -> None:
         self.rank = rank
@@ -334,31 +338,59 @@ class Ring:
         # This rank, its left neighbour, the left neighbour's left neighbour, … its right neighbour.
         self._leftwards = [order[position - step] for step in range(comm.size)]
 
-    def reduce_scatter(self, given: Sequence[Float32], sums: Sequence[Float32]) -> None:
-        """Leave in ``sums[rank]`` the sum over ranks of ``given[rank]``; the rest of ``sums`` is overwritten.
+    def allreduce(
+        self, given: Sequence[Float32], sums: Sequence[Float32], finish: Callable[[Float32], None]
+    ) -> None:
+        """Fill ``sums`` with the sums over ranks of ``given``, which is not changed.
 
-        ``P − 1`` hops. Part ``r`` starts at the right neighbour of rank ``r``, is summed in the order of the
-        ring, and ends at ``r``. ``given`` is not changed.
+        ``P − 1`` hops of reduce-scatter, then ``P − 1`` of all-gather. Part ``r`` starts at the right
+        neighbour of rank ``r``, is summed in the order of the ring, and ends at ``r``, where ``finish``
+        changes each piece of the sum before all get it. Pieces begin at ``first_entries``.
         """
         own, *others = self._leftwards
         if not others:
             sums[own][...] = given[own]
+            finish(sums[own])
             return
-        parts, sent, outgoing = [*others[1:], own], list[Request](), given[others[0]]
-        for part, receipt in zip(parts, self._receipts([sums[part] for part in parts]), strict=True):
-            sent.append(self._send(outgoing))
-            receipt.wait()
-            outgoing = np.add(sums[part], given[part], out=sums[part])
+        # Nothing of others[0] is summed here, so that its sum can be received at any time.
+        receipts = self._receipts([sums[part] for part in (*others[1:], own, others[0])])
+        sent = [self._send(piece) for piece in self._pieces(given[others[0]])]
+        for part in others[1:]:
+            for total, addend in zip(self._pieces(sums[part]), self._pieces(given[part]), strict=True):
+                next(receipts).wait()
+                sent.append(self._send(np.add(total, addend, out=total)))
+        finished = list[Request]()
+        for total, addend in zip(self._pieces(sums[own]), self._pieces(given[own]), strict=True):
+            next(receipts).wait()
+            finish(np.add(total, addend, out=total))
+            finished.append(self._send(total))
         Requests(sent).wait()
+        self._forward(sums, chain(receipts, self._receipts([sums[part] for part in others[1:]])))
+        Requests(finished).wait()
 
     def allgather(self, parts: Sequence[Array]) -> None:
         """Fill every ``parts[r]`` with rank ``r``'s, in ``P − 1`` hops; all ranks know all lengths."""
-        outgoing = [parts[rank] for rank in self._leftwards]
+        own, *others = self._leftwards
+        if others:
+            receipts = self._receipts([parts[rank] for rank in others])
+            sent = [self._send(piece) for piece in self._pieces(parts[own])]
+            self._forward(parts, receipts)
+            Requests(sent).wait()
+
+    def _forward(self, parts: Sequence[Array], receipts: Iterator[Request]) -> None:
+        """Receive the parts of the other ranks, and send on those that the right neighbour has not."""
         sent = list[Request]()
-        for own, receipt in zip(outgoing[:-1], self._receipts(outgoing[1:]), strict=True):
-            sent.append(self._send(own))
-            receipt.wait()
+        for rank in self._leftwards[1:]:
+            for piece in self._pieces(parts[rank]):
+                next(receipts).wait()
+                if rank != self._leftwards[-1]:
+                    sent.append(self._send(piece))
         Requests(sent).wait()
+
+    def first_entries(self, bounds: Index) -> Index:
+        """Return where the pieces begin of float32 parts with these bounds."""
+        step = self._entries(np.dtype(np.float32))
+        return np.concatenate([np.arange(low, high, step) for low, high in pairwise(bounds.tolist())])
 
     def allgather_messages(self, own: Array, allocate: Callable[[int, int], Array]) -> list[Array]:
         """Return the ``own`` of every rank, in ``P − 1`` hops; a rank knows the length of its own only.
@@ -372,20 +404,28 @@ class Ring:
         Requests(sent).wait()
         return [messages[rank] for rank in range(self._comm.size)]
 
+    def _pieces(self, array: Array) -> list[Array]:
+        """Cut an array into messages that are sent at once, so that a hop begins while the last one ends."""
+        step = self._entries(array.dtype)
+        return [array[start : start + step] for start in range(0, len(array), step)]
+
+    def _entries(self, dtype: Any) -> int:
+        """Return how many entries of a type are sent at once."""
+        return int(self._comm.eager_bytes // dtype.itemsize)
+
     def _send(self, array: Array) -> Request:
-        """Start sending to the right neighbour; an empty array is not sent.
+        """Start sending to the right neighbour.
 
         The ring waits for sends after the last hop only: else each hop would wait for both neighbours.
         """
-        return self._comm.send(array, self._leftwards[-1]) if array.size else Requests([])
+        return self._comm.send(array, self._leftwards[-1])
 
     def _receipts(self, arrays: Sequence[Array]) -> Iterator[Request]:
-        """Return the receipts of what the left neighbour sends, hop after hop; empty arrays are not sent.
+        """Return the receipts of the pieces that the left neighbour sends, hop after hop.
 
         All are posted now, so that a neighbour that is ahead can go on. On a GPU, where messages that are
         posted together wait for each other, each is posted when it is taken.
         """
-        receipts = (
-            self._comm.receive(array, self._leftwards[1]) if array.size else Requests([]) for array in arrays
-        )
+        left = self._leftwards[1]
+        receipts = (self._comm.receive(piece, left) for array in arrays for piece in self._pieces(array))
         return receipts if any(map(is_on_gpu, arrays)) else iter(list(receipts))

@@ -35,6 +35,10 @@ PIECE_BYTES = 1 << 30
 YIELDS = "OMPI_MCA_mpi_yield_when_idle"
 SHORTEST_NAP_SECONDS, LONGEST_NAP_SECONDS = 20e-6, 200e-6
 
+# Open MPI asks the receiver before it sends a longer message than this, over TCP 64 KiB by default. On a slow
+# link the answer queues behind what the receiver sends itself; meanwhile the sender's link is idle.
+EAGER_LIMIT, EAGER_BYTES = "OMPI_MCA_btl_tcp_eager_limit", 256 << 10
+
 # Of a thread that exchanges while others compute. It wakes up thousands of times a step, for microseconds;
 # without precedence it would wait for the core each time, for longer than it naps.
 EXCHANGE_NICENESS = -10
@@ -80,6 +84,8 @@ class _MPIReceipt(Request):
 
 class MPICommunicator(Communicator):
     """Ranks that are processes of one MPI job. ``watch`` detects that one of them has ended."""
+
+    eager_bytes = EAGER_BYTES - (1 << 10)  # the limit includes MPI's header
 
     def __init__(self, comm: "MPI.Comm", watch: Watch) -> None:
         from mpi4py import MPI
@@ -306,6 +312,7 @@ def world(*, verify: bool = False) -> Communicator:
     sees, as ``horovodrun --gloo`` and its elastic jobs do, or the ``mpirun`` of another MPI.
     """
     _yield_when_oversubscribed()
+    os.environ.setdefault(EAGER_LIMIT, str(EAGER_BYTES))
     from mpi4py import MPI
 
     _check_launch(MPI.COMM_WORLD.Get_size())

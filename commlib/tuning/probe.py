@@ -55,23 +55,33 @@ class Job:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A reducer and its wire codec; none for one that sends no entries."""
+    """A reducer and its wire codec; none for one that sends no entries.
+
+    ``options``: others than density, of a configuration's own reducer.
+    """
 
     reducer: str
     wire: str | None = None
+    options: tuple[tuple[str, Any], ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.reducer} with {self.wire}" if self.wire else self.reducer
+        given = [*([self.wire] if self.wire else []), *(f"{name}={value}" for name, value in self.options)]
+        return f"{self.reducer} with {', '.join(given)}" if given else self.reducer
 
 
 @dataclass(frozen=True)
 class Trial:
-    """The median seconds of some steps of a reducer, on a gradient of ``size`` entries."""
+    """The median seconds of some steps of a reducer, on a gradient of ``size`` entries.
+
+    ``spread``: the interquartile range of the seconds over their median, if the steps of all candidates that
+    the pick is made from took turns; else ``None``.
+    """
 
     candidate: Candidate
     size: int
     density: float
     seconds: float
+    spread: float | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +136,9 @@ class Profile:
 
 def _trial(content: Mapping[str, Any]) -> Trial:
     """Return a trial, whose reducer and wire may be unknown: predicting it then raises an error."""
-    trial = Trial(**{**content, "candidate": Candidate(**content["candidate"])})
+    candidate = Candidate(**content["candidate"])
+    candidate = replace(candidate, options=tuple((str(name), value) for name, value in candidate.options))
+    trial = Trial(**{**content, "candidate": candidate})
     if not (trial.size > 0 and 0 < trial.density <= 1 and trial.seconds > 0):
         raise ValueError(f"trials: expected a size, a density and seconds above 0, got {shown(content)}")
     return trial
@@ -207,6 +219,20 @@ def job_of(topology: Topology) -> Job:
     gathered = world.allgather_objects((world.host, parts))
     hosts, processors = zip(*dict.fromkeys(gathered), strict=True)
     return Job(hosts, processors, tuple(map(len, topology.nodes)))
+
+
+LONGEST_LATENCY = {"intra": 1e-3, "inter": 0.1}  # seconds: longer, and something else was measured
+
+
+def implausible(profile: Profile) -> str | None:
+    """Return what no link can be like in one line; ``None`` if the measured ones are plausible."""
+    ranks = profile.job.ranks_of_nodes
+    links = {"intra": "inside a node"} if max(ranks) > 1 else {}
+    for name, where in (links | ({"inter": "between nodes"} if len(ranks) > 1 else {})).items():
+        alpha = getattr(profile.network, name).alpha
+        if alpha > LONGEST_LATENCY[name]:
+            return f"a latency of {alpha * 1e3:.3g} ms {where}"
+    return None
 
 
 def measure(topology: Topology) -> Profile:

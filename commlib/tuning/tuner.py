@@ -1,22 +1,28 @@
 """Choose the fastest reducer, by the cost model and by measured steps (:mod:`commlib.tuning.tuner`)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, log
+from math import ceil, inf, log
 from statistics import geometric_mean, median
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from commlib.arrays import finish
-from commlib.density import check_density
+from commlib.density import check_density, entries
 from commlib.errors import InvalidArgument
 from commlib.prediction import bytes_of_nodes, predict_seconds
-from commlib.reducers import REDUCERS, make_reducer, reducer_class, reducer_options
+from commlib.reducers import REDUCERS, Reducer, make_reducer, reducer_class, reducer_options
 from commlib.registry import REQUIRED, names
 from commlib.topology import Topology
+from commlib.transport.base import Communicator
 from commlib.tuning.probe import SHORTEST_SECONDS, WIRES, Candidate, Gradients, Profile, Trial
 from commlib.vectors import Float32
 
 DENSE = Candidate("dense")
+LEAST_GAIN = 0.1  # of dense's seconds, for which another reducer is worth it
+FEW_ENTRIES = 100  # applied in a step: a sparse reducer may then cost accuracy
 MOST_LONGER = 1.1
 MOST_BUCKETS = 16
 ALONE = "dense: one rank has no other to exchange with"
@@ -86,17 +92,29 @@ def _why_not(name: str) -> str | None:
 def choose(profile: Profile, nodes: Sequence[Sequence[int]], size: int, density: float) -> Choice:
     """Return the reducer, and its wire codec, that is expected to be the fastest.
 
-    With one rank it is ``dense``: there is no other rank to exchange with.
+    It is ``dense`` where the fastest one gains less than ``LEAST_GAIN`` of its time, or less than the spread
+    of the measurements. On one node it is one that sends all, on one rank ``dense``.
     """
     case = Case(nodes, size, check_density(density))
     seconds = expect(profile, case)
-    best = min(tried(profile, case) or seconds, key=lambda each: seconds[each])
+    possible = dict.fromkeys([DENSE, *(tried(profile, case) or seconds)])
+    if len(nodes) == 1:
+        possible = {each: None for each in possible if not reducer_class(each.reducer).sparse}
+    best = fastest = min(possible, key=lambda each: seconds[each])
+    spread = spread_of(profile, case, {best, DENSE})
+    if seconds[best] > (1 - max(LEAST_GAIN, spread)) * seconds[DENSE]:
+        best = DENSE
+    why = _reason(profile, case, best, seconds)
+    if best != fastest:
+        gain = 1 - seconds[fastest] / seconds[DENSE]
+        least = f"the spread of {spread:.0%}" if spread > LEAST_GAIN else f"{LEAST_GAIN:.0%}"
+        why += f"; {fastest} would gain {gain:.0%}, less than {least}"
     return Choice(
         reducer=best.reducer,
-        options={"wire": best.wire} if best.wire else {},
+        options=({"wire": best.wire} if best.wire else {}) | dict(best.options),
         seconds=seconds[best],
         dense_seconds=seconds[DENSE],
-        reason=_reason(profile, case, best, seconds),
+        reason=why,
     )
 
 
@@ -121,25 +139,42 @@ def choose_buckets(profile: Profile, case: Case, reducer: str, options: Mapping[
 
 
 def tried(profile: Profile, case: Case) -> list[Candidate]:
-    """Return the candidates that took steps in exactly this case, in that order."""
-    trials = [trial for trial in profile.trials if _case_of(trial, case) == case]
-    return list(dict.fromkeys(trial.candidate for trial in trials))
+    """Return the candidates that took steps in exactly this case, in turns if any did."""
+    trials = _trials(profile, case)
+    in_turns = [trial for trial in trials if trial.spread is not None]
+    return list(dict.fromkeys(trial.candidate for trial in in_turns or trials))
+
+
+def spread_of(profile: Profile, case: Case, chosen: Collection[Candidate]) -> float:
+    """Return the largest spread of these candidates' measurements in exactly this case; 0 without any."""
+    trials = [trial for trial in _trials(profile, case) if trial.candidate in chosen]
+    return max((trial.spread or 0.0 for trial in trials), default=0.0)
+
+
+def _trials(profile: Profile, case: Case) -> list[Trial]:
+    return [trial for trial in profile.trials if _case_of(trial, case) == case]
 
 
 def expect(profile: Profile, case: Case) -> dict[Candidate, float]:
     """Return the seconds that a step is expected to take with each candidate.
 
-    The cost model's prediction, times the ratio of measured to predicted seconds in the candidate's trials
-    that are nearest to this case in size and density (if it has none, in the trials of other candidates).
+    Those of its trials in exactly this case. Else the cost model's prediction, times the ratio of measured to
+    predicted seconds in the candidate's trials that are nearest to this case in size and density (if it has
+    none, in the trials of other candidates).
     """
-    predicted = {trial: _predict(profile, _case_of(trial, case), trial.candidate) for trial in profile.trials}
+    known = candidates()
+    trials = [trial for trial in profile.trials if trial.candidate in known]
+    predicted = {trial: _predict(profile, _case_of(trial, case), trial.candidate) for trial in trials}
     ratios = {trial: trial.seconds / seconds for trial, seconds in predicted.items()}
     expected = {}
-    for candidate in candidates():
+    for candidate in known:
         own = [trial for trial in ratios if trial.candidate == candidate]
         near = _nearest(own or list(ratios), case)
         ratio = geometric_mean(ratios[trial] for trial in near) if near else 1.0
         expected[candidate] = ratio * _predict(profile, case, candidate)
+    here = _trials(profile, case)
+    for candidate in dict.fromkeys(trial.candidate for trial in here):
+        expected[candidate] = geometric_mean(trial.seconds for trial in here if trial.candidate == candidate)
     return expected
 
 
@@ -159,7 +194,8 @@ def _nearest(trials: Sequence[Trial], case: Case) -> list[Trial]:
 
 def settings(case: Case, candidate: Candidate) -> dict[str, Any]:
     """Return the options that the candidate is made with."""
-    return {"density": case.density, "wire": candidate.wire} if candidate.wire else {}
+    given = {"density": case.density, "wire": candidate.wire} if candidate.wire else {}
+    return given | dict(candidate.options)
 
 
 def _predict(profile: Profile, case: Case, candidate: Candidate) -> float:
@@ -184,18 +220,37 @@ def _reason(profile: Profile, case: Case, best: Candidate, seconds: Mapping[Cand
     kind = "dense" if is_sparse else "sparse"
     ours, theirs = described(best), described(other)
     line = f"{best}: {ours} a step, the best {kind} one ({other}) {theirs}; {case}, {rate}"
-    return "; ".join(each for each in (line, left_out()) if each)
+    if len(case.nodes) == 1:
+        line += ", where no sparse one is picked"
+    applied = entries(case.density, case.size)
+    risk = (
+        f"with {applied} of {case.size} entries a step it may learn less: compare the accuracy with dense's"
+    )
+    return "; ".join(
+        each for each in (line, is_sparse and applied < FEW_ENTRIES and risk, left_out()) if each
+    )
 
 
 PROMISING = 1.4  # times what the fastest is expected to take: candidates up to there are tried
-CLOSE = 1.15  # times what the fastest took: such candidates are tried once more
+CLOSE = 1.15  # times what the fastest took: such candidates are tried once more, in turns
 WARM_UP_STEPS, STEPS = 2, 5
 GRADIENTS = 3  # that the steps of a trial cycle through
 TRIAL_SECONDS = 3.0  # after which a slow candidate has been tried enough
+WIDE = 0.25  # a spread of measurements that are made again
+ATTEMPTS = 3
 
 
-def try_out(topology: Topology, profile: Profile, size: int, densities: Iterable[float]) -> Profile:
+def try_out(
+    topology: Topology,
+    profile: Profile,
+    size: int,
+    densities: Iterable[float],
+    own: Mapping[float, Collection[Candidate]] = MappingProxyType({}),
+) -> Profile:
     """Measure some steps of promising candidates; return the profile with these trials.
+
+    The fastest, ``dense`` and those of ``own``, by density, then take steps in turns, so that all see the
+    same state of the machine; again where these measurements are spread widely.
 
     All ranks call it together with the same profile, and all get the same one. Gradients of ``size`` entries
     are those of :class:`commlib.tuning.probe.Gradients`.
@@ -209,9 +264,23 @@ def try_out(topology: Topology, profile: Profile, size: int, densities: Iterable
     for density in densities:
         case = Case(topology.nodes, size, check_density(density))
         while (candidate := _most_promising(profile, case)) is not None:
-            profile = _with_trial(topology, profile, case, candidate, gradients)
-        for candidate in _close_to_the_fastest(profile, case):
-            profile = _with_trial(topology, profile, case, candidate, gradients)
+            (taken,) = _seconds_in_turns(topology, case, [candidate], gradients)
+            trial = Trial(candidate, size, density, _median(taken))
+            profile = replace(profile, trials=(*profile.trials, trial))
+        last = list(dict.fromkeys([DENSE, *own.get(density, ()), *_close_to_the_fastest(profile, case)]))
+        attempts: list[list[Trial]] = []
+        while len(attempts) < ATTEMPTS and min(map(_widest, attempts), default=inf) > WIDE:
+            seconds = _seconds_in_turns(topology, case, last, gradients)
+            attempts.append(
+                [
+                    Trial(candidate, size, density, _median(taken), _spread(taken))
+                    for candidate, taken in zip(last, seconds, strict=True)
+                ]
+            )
+        before = [
+            each for each in profile.trials if _case_of(each, case) != case or each.candidate not in last
+        ]
+        profile = replace(profile, trials=(*before, *min(attempts, key=_widest)))
     return profile
 
 
@@ -229,26 +298,44 @@ def _close_to_the_fastest(profile: Profile, case: Case) -> list[Candidate]:
     return [each for each in so_far if seconds[each] <= limit]
 
 
-def _with_trial(
-    topology: Topology, profile: Profile, case: Case, candidate: Candidate, gradients: Sequence[Float32]
-) -> Profile:
-    """Return the profile with one more trial: median seconds from barrier to barrier on the slowest rank."""
-    world = topology.world
-    reducer = make_reducer(candidate.reducer, topology, case.size, **settings(case, candidate))
-    taken: list[float] = []
-    while len(taken) < WARM_UP_STEPS + STEPS:
-        gradient = gradients[len(taken) % len(gradients)]
-        world.barrier()
-        start = world.now()
-        reducer.reduce(gradient)
-        finish(world.arrays)
-        world.barrier()
-        taken.append(max(world.allgather_objects(world.now() - start)))
-        if len(taken) > WARM_UP_STEPS and sum(taken) > TRIAL_SECONDS:
+def _seconds_in_turns(
+    topology: Topology, case: Case, chosen: Sequence[Candidate], gradients: Sequence[Float32]
+) -> list[list[float]]:
+    """Return the seconds of some steps of each candidate, which take turns."""
+    reducers = [make_reducer(each.reducer, topology, case.size, **settings(case, each)) for each in chosen]
+    taken: list[list[float]] = [[] for _ in chosen]
+    for step in range(WARM_UP_STEPS + STEPS):
+        for own, reducer in zip(taken, reducers, strict=True):
+            own.append(_step_seconds(topology.world, reducer, gradients[step % len(gradients)]))
+        if step >= WARM_UP_STEPS and sum(map(sum, taken)) > TRIAL_SECONDS * len(chosen):
             break
-    seconds = max(median(taken[WARM_UP_STEPS:]), SHORTEST_SECONDS)
-    trial = Trial(candidate, case.size, case.density, seconds)
-    return replace(profile, trials=(*profile.trials, trial))
+    for reducer in reducers:
+        reducer.close()
+    return [own[WARM_UP_STEPS:] for own in taken]
+
+
+def _step_seconds(world: Communicator, reducer: Reducer, gradient: Float32) -> float:
+    """Return the seconds of a step from barrier to barrier, on the slowest rank."""
+    world.barrier()
+    start = world.now()
+    reducer.reduce(gradient)
+    finish(world.arrays)
+    world.barrier()
+    return float(max(world.allgather_objects(world.now() - start)))
+
+
+def _median(taken: Sequence[float]) -> float:
+    return max(median(taken), SHORTEST_SECONDS)
+
+
+def _spread(taken: Sequence[float]) -> float:
+    """Return the interquartile range over the median."""
+    low, high = np.quantile(taken, [0.25, 0.75])
+    return float(high - low) / _median(taken)
+
+
+def _widest(trials: Sequence[Trial]) -> float:
+    return max(trial.spread or 0.0 for trial in trials)
 
 
 SHORT_WIRES = ("gap+fp16", "gap+lloyd2")  # the codecs to choose from within a budget of bytes

@@ -16,7 +16,8 @@ gap+qsgd4   394052 bytes
 gap+lloyd2  338882 bytes
 """
 
-from commlib.errors import InvalidArgument, look_up
+from commlib.errors import InvalidArgument
+from commlib.registry import resolve
 from commlib.wire.base import Bf16, Codec, Fp16, Fp32, IndexCodec, Message, Raw32, ValueCodec
 from commlib.wire.indices import Bitmap, Gap
 from commlib.wire.lloyd import Lloyd1, Lloyd2, Lloyd3, Lloyd4
@@ -47,12 +48,13 @@ __all__ = ["CODECS", "VALUE_CODECS", "Codec", "IndexCodec", "Message", "ValueCod
 def make_codec(name: str) -> Codec:
     """Return a new codec: ``name`` is an entry of ``CODECS``, or an index and a value codec joined by ``+``.
 
-    An unknown part raises ``UnknownName``, two of one kind ``InvalidArgument``.
+    Each may be an entry point of the group ``cloudtrain.codecs``, or an import path. An unknown part raises
+    ``UnknownName``, two of one kind ``InvalidArgument``.
     """
-    parts = [look_up(CODECS, "codec", part)() for part in str(name).split("+")]
+    parts = [resolve(CODECS, "codec", part)() for part in str(name).split("+")]
     indices = [part for part in parts if isinstance(part, IndexCodec)]
     values = [part for part in parts if isinstance(part, ValueCodec)]
-    if len(indices) > 1 or len(values) > 1:
+    if len(indices) > 1 or len(values) > 1 or len(indices) + len(values) < len(parts):
         expected = "an index codec, a value codec or one of each joined by +"
         raise InvalidArgument(f"expected {expected}, got {name!r}", key="wire")
     return Codec(indices[0] if indices else Raw32(), values[0] if values else Fp32())

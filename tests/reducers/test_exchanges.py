@@ -167,36 +167,79 @@ class _Noting:
         self.request.wait()
 
 
-@pytest.mark.parametrize("method", ["reduce_scatter", "allgather"])
-def test_a_hop_of_a_ring_waits_for_the_left_neighbour_only(method):
-    """Whose parts may come early: all receipts are posted before the first part is sent."""
+def noted_by(exchange):
+    """Return what each of four ranks posts, sends and waits for in an exchange."""
 
     def body(comm):
         noted, receive, send = [], comm.receive, comm.send
         comm.receive = lambda *given: noted.append("post") or _Noting(receive(*given), "receipt", noted)
         comm.send = lambda *given: noted.append("send") or _Noting(send(*given), "sent", noted)
-        given = np.split(np.arange(12, dtype=np.float32) + comm.rank, comm.size)
-        if method == "reduce_scatter":
-            sums = np.split(np.zeros(12, np.float32), comm.size)
-            Ring(comm, range(comm.size)).reduce_scatter(given, sums)
-            expected = 4 * given[comm.rank] + 6 - 4 * comm.rank
-            np.testing.assert_array_equal(sums[comm.rank], expected)
-        else:
-            Ring(comm, range(comm.size)).allgather(given)
-            for rank, part in enumerate(given):
-                np.testing.assert_array_equal(part, np.arange(3 * rank, 3 * rank + 3) + rank)
+        exchange(comm)
         return noted
 
-    for noted in simulated.run(body, 4):
+    return simulated.run(body, 4)
+
+
+def test_a_hop_of_a_ring_waits_for_the_left_neighbour_only():
+    """Whose parts may come early: all receipts are posted before the first part is sent."""
+
+    def allgather(comm):
+        given = np.split(np.arange(12, dtype=np.float32) + comm.rank, comm.size)
+        Ring(comm, range(comm.size)).allgather(given)
+        for rank, part in enumerate(given):
+            np.testing.assert_array_equal(part, np.arange(3 * rank, 3 * rank + 3) + rank)
+
+    for noted in noted_by(allgather):
         assert noted == ["post"] * 3 + ["send", "receipt"] * 3 + ["sent"] * 3
+
+
+def test_what_a_ring_sums_is_sent_before_sums_are_received_in_its_memory():
+    """The sum of the left neighbour has memory of its own, and is posted from the start."""
+
+    def allreduce(comm):
+        given = np.split(np.arange(12, dtype=np.float32) + comm.rank, comm.size)
+        sums = np.split(np.zeros(12, np.float32), comm.size)
+        Ring(comm, range(comm.size)).allreduce(given, sums, lambda total: np.negative(total, out=total))
+        np.testing.assert_array_equal(np.concatenate(sums), -(4 * np.arange(12) + 6))
+
+    for noted in noted_by(allreduce):
+        summed = ["post"] * 4 + ["send", "receipt"] * 3 + ["send"] + ["sent"] * 3
+        assert noted == [*summed, *["post"] * 2, *["receipt", "send"] * 2, "receipt", *["sent"] * 3]
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_a_ring_sends_pieces_of_what_a_transport_sends_at_once(size):
+    """Bitwise the sums of whole parts; parts of several pieces, of one, and empty ones."""
+    random = np.random.default_rng()
+    vectors = random.standard_normal((size, 1003)).astype(np.float32)
+    bounds = np.array([0, *sorted(random.integers(0, 300, size - 2).tolist()), 300, 1003])
+
+    def body(comm, eager_bytes):
+        comm.eager_bytes = eager_bytes
+        ring, total, lengths = Ring(comm, range(size)), np.full(1003, np.nan, np.float32), []
+        send = comm.send
+        comm.send = lambda array, rank: lengths.append(array.nbytes) or send(array, rank)
+        given, sums = (np.split(each, bounds[1:-1]) for each in (vectors[comm.rank], total))
+        firsts = []
+        ring.allreduce(given, sums, lambda piece: firsts.append(piece[0]) or piece.__imul__(np.float32(0.5)))
+        own = ring.first_entries(bounds[comm.rank : comm.rank + 2])
+        np.testing.assert_array_equal(total[own], np.float32(0.5) * np.array(firsts, np.float32))
+        return total, max(lengths), comm.sent_bytes.tolist()
+
+    pieces = simulated.run(lambda comm: body(comm, 250), size)
+    whole = simulated.run(lambda comm: body(comm, 1 << 20), size)
+    for (total, longest, sent), (expected, _, sent_whole) in zip(pieces, whole, strict=True):
+        np.testing.assert_array_equal(total, expected)
+        np.testing.assert_allclose(total, 0.5 * vectors.sum(axis=0, dtype=np.float64), atol=1e-5)
+        assert longest == 248  # 62 entries
+        assert sent == sent_whole
 
 
 def test_dense_takes_as_long_as_a_ring_without_any_agreement():
     def ring(comm):
         parts, sums = (np.split(np.ones(1_000_000, np.float32), RANKS) for _ in range(2))
         begun = comm.now()
-        Ring(comm, range(RANKS)).reduce_scatter(parts, sums)
-        Ring(comm, range(RANKS)).allgather(sums)
+        Ring(comm, range(RANKS)).allreduce(parts, sums, lambda total: None)
         return comm.now() - begun
 
     *_, seconds = one_step("dense", 1_000_000)

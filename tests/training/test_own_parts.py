@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from commlib import Topology, transport
+from commlib import Topology, make_reducer, transport
 from tests.launching import ROOT, errors, launch, run, tail
 from training import Trainer
 from training.commands.train import train
@@ -18,12 +18,10 @@ from training.config.config import load, load_with_warnings
 from training.run.data import load_data
 from training.run.parts import import_parts
 
-CONFIGURATIONS = ("my.yaml", "table.yaml")
+CONFIGURATIONS = ("my.yaml", "sparse.yaml", "table.yaml")
 PAGE = (ROOT / "docs" / "own_parts.md").read_text()
-MY_MODULES = (
-    "my_package",
-    *(f"my_package.{each}" for each in ("callbacks", "data", "models", "reducers", "tables", "tasks")),
-)
+MODULES = re.findall(r"^# my_package/(\w+)\.py$", PAGE, re.MULTILINE)
+MY_MODULES = ("my_package", *(f"my_package.{each}" for each in MODULES))
 
 
 @pytest.fixture
@@ -87,6 +85,46 @@ def test_what_is_wrong_with_a_part_is_one_line(folder, word):
     with pytest.raises(ValueError, match=re.escape(WRONG[word])) as caught:
         import_parts(config)
     assert "\n" not in str(caught.value)
+
+
+WRONG_IN_SPARSE = {
+    "reducer.selector=my_package.sparse:Randon": 'reducer: selector "my_package.sparse:Randon": ',
+    "reducer.selector={name: 'my_package.sparse:RandomEntries', sede: 1}": "sede: my_package.sparse:Random",
+    "reducer.selector=my_package.sparse:Int8": "expected a subclass of Selector, got",
+    "reducer.wire=gap+my_package.sprase:Int8": "there is no module my_package.sprase",
+    "reducer.wire=my_package.sparse:RandomEntries": "expected an index codec, a value codec or one of each",
+    "reducer.wrappers.0.limits=2": "limits: my_package.sparse:LimitValues has no such option",
+    "reducer.wrappers=[{name: 'my_package.sparse:Limits'}]": "expected a subclass of ReducerWrapper, got",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("word", WRONG_IN_SPARSE)
+def test_what_is_wrong_with_a_part_of_a_reducer_is_one_line(folder, word):
+    config = load("sparse.yaml", [word])
+    with pytest.raises(ValueError, match=re.escape(WRONG_IN_SPARSE[word])) as caught:
+        import_parts(config)
+    assert "\n" not in str(caught.value)
+
+
+def test_parts_of_a_reducer_lose_nothing(folder):
+    """What each rank has of the gradients so far is in the means or in the residuals."""
+    config = import_parts(load("sparse.yaml"))
+    options = config.reducer_config(config.phases[0])
+    name = options.pop("name")
+
+    def body(comm):
+        reducer = make_reducer(name, Topology(comm), 997, **options)
+        random = np.random.default_rng(comm.rank)
+        given, total = np.zeros(997), np.zeros(997)
+        for _ in range(6):
+            gradient = random.standard_normal(997).astype(np.float32)
+            given += np.clip(gradient, -0.5, 0.5)
+            total += reducer.reduce(gradient)
+        assert 0 < reducer.last.applied < 997
+        return given, total, reducer.residual.astype(np.float64)
+
+    given, totals, residuals = zip(*transport.simulated.run(body, 3, ranks_per_node=2), strict=True)
+    np.testing.assert_allclose(3 * totals[0] + sum(residuals), sum(given), atol=1e-4)
 
 
 def test_a_wrong_path_ends_the_command_with_one_line_and_status_2(folder):

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import re
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -213,9 +215,9 @@ def test_a_profile_of_another_machine_or_a_damaged_one_is_refused(monkeypatch, t
 
 
 def tuned(monkeypatch, capsys, request, ranks, measure=None):
-    """Run the command on simulated ranks and return what was printed."""
+    """Run the command on simulated ranks, a host for each node, and return what was printed."""
     own = threading.local()
-    monkeypatch.setattr(tune, "SIZES", (1_003, 70_001))
+    monkeypatch.setattr(tune, "SIZES", (10_003, 70_001))
     monkeypatch.setattr(transport.mpi, "world", lambda: own.comm)
     if measure is not None:
         monkeypatch.setattr(tune, "measure", measure)
@@ -224,7 +226,8 @@ def tuned(monkeypatch, capsys, request, ranks, measure=None):
         own.comm = comm
         tune.tune(request)
 
-    transport.simulated.run(rank, ranks, cores=1)  # computing takes the time that it takes here
+    hosts, network = int(request.layout or ranks), Network(FAST, SLOW)
+    transport.simulated.run(rank, ranks, hosts, network, cores=1)  # computing takes as long as here
     return capsys.readouterr().out
 
 
@@ -237,7 +240,7 @@ def test_rank_0_says_where_the_profile_is_what_the_links_are_and_what_auto_picks
     lines = said.splitlines()
     assert lines[:3] == [
         "measuring links and kernels …",
-        "trying reducers on 1,003 entries at density 0.01 and 0.001 …",
+        "trying reducers on 10,003 entries at density 0.01 and 0.001 …",
         "trying reducers on 70,001 entries at density 0.01 and 0.001 …",
     ]
     assert lines[3].startswith("profile of 4 ranks on 2 nodes of ")
@@ -373,3 +376,23 @@ def test_two_ranks_tune_and_train_with_what_their_profile_calls_for(tmp_path):
     epochs = [line for line in lines if line["kind"] == "epoch"]
     assert [line["reducer"] for line in epochs] == [first["reducer"]["name"], "dense"]
     assert 0 < epochs[0]["sent_inter_bytes"] < epochs[0]["dense_inter_bytes"] / 10
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+def test_on_one_node_a_busy_machine_lets_nobody_pick_a_sparse_reducer(tmp_path):
+    path = str(tmp_path / "profile.json")
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        words = (DIGITS, "ranks_per_node=null", "reducer=gtopk", "phases.1.reducer=gtopk")
+        result = run("cloudtrain", "tune", "-np", "2", "--profile", path, *words, cwd=tmp_path)
+    finally:
+        for each in busy:
+            each.kill()
+            each.wait()
+    assert result.returncode == 0, tail(result)
+    picked = re.findall(r"^phase (\d): (\w+): .*, where no sparse one is picked", result.stdout, re.MULTILINE)
+    assert [phase for phase, _ in picked] == ["1", "2"]
+    assert not any(REDUCERS[name].sparse for _, name in picked)
+    own = "the configuration's own reducer, gtopk with fp32: [0-9.,]+ ms measured"
+    assert len(re.findall(rf"^phase \d: {own}$", result.stdout, re.MULTILINE)) == 2

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import get_args
 
 from commlib import Link, Topology
-from commlib.tuning.probe import Profile, measure
-from commlib.tuning.tuner import ALONE, Choice, choose, try_out
+from commlib.reducers import reducer_options
+from commlib.tuning import tuner
+from commlib.tuning.probe import Candidate, Profile, implausible, measure
+from commlib.tuning.tuner import ALONE, ATTEMPTS, WIDE, Choice, choose, expect, spread_of, tried, try_out
 from training.commands.printing import Table, milliseconds, times
 from training.config.config import Config, load
-from training.config.records import Transport
+from training.config.records import Phase, Transport
+from training.config.reducers import AUTO
 from training.process.devices import see_own_gpu, with_gpus
 from training.process.job import LocalRank, all_or_exit, as_rank, on_rank0
 from training.process.tf_logging import import_tensorflow
@@ -68,11 +71,15 @@ class Resolved:
 
 @dataclass(frozen=True)
 class Case:
-    """A gradient for which a reducer is picked. ``label``: the prefix of its lines."""
+    """A gradient for which a reducer is picked. ``label``: the prefix of its lines.
+
+    ``own``: the reducer that the configuration names, unless that is ``auto``.
+    """
 
     label: str
     size: int
     density: float
+    own: Candidate | None = None
 
 
 def _known(transport: str | None) -> str:
@@ -122,12 +129,22 @@ def _measure(topology: Topology, cases: Sequence[Case]) -> Profile:
     if is_reporting:
         print("measuring links and kernels …", flush=True)
     profile = measure(topology)
+    for _ in range(ATTEMPTS - 1):
+        if (why := implausible(profile)) is None:
+            break
+        if is_reporting:
+            print(f"measured {why}: measuring again …", flush=True)
+        profile = measure(topology)
     for size in dict.fromkeys(case.size for case in cases):
         densities = list(dict.fromkeys(case.density for case in cases if case.size == size))
         if is_reporting:
             shares = " and ".join(f"{density:g}" for density in densities)
             print(f"trying reducers on {size:,} entries at density {shares} …", flush=True)
-        profile = try_out(topology, profile, size, densities)
+        own = {
+            density: [case.own for case in cases if case.own and (case.size, case.density) == (size, density)]
+            for density in densities
+        }
+        profile = try_out(topology, profile, size, densities, own)
     return profile
 
 
@@ -145,12 +162,26 @@ def _report(profile: Profile, path: Path, topology: Topology, cases: Sequence[Ca
         return
     for line in _links(profile, topology):
         print(line)
+    if (why := implausible(profile)) is not None:
+        print(f"warning: measured {why} {ATTEMPTS} times: is the machine busy?")
     print(flush=True)
     picked = [(case, choose(profile, topology.nodes, case.size, case.density)) for case in cases]
     header = ["gradient", "density", "reducer", "wire", "expected\nms", "× dense"]
     Table("reducer=auto picks", header, [_row(*each) for each in picked]).print()
     for case, choice in picked:
         print(f"{case.label}{choice.reason}", flush=True)
+        for line in _remarks(profile, tuner.Case(topology.nodes, case.size, case.density), case.own):
+            print(f"{case.label}{line}", flush=True)
+
+
+def _remarks(profile: Profile, case: tuner.Case, own: Candidate | None) -> Iterator[str]:
+    """Yield what to know of the measurements of a case besides the pick."""
+    if own is not None:
+        milli = milliseconds(expect(profile, case)[own])
+        yield f"the configuration's own reducer, {own}: {milli} ms measured"
+    if (spread := spread_of(profile, case, tried(profile, case))) > WIDE:
+        often = f"by {spread:.0%} of their median in {ATTEMPTS} attempts"
+        yield f"warning: the measured steps differ {often}: is the machine busy?"
 
 
 def _links(profile: Profile, topology: Topology) -> Iterator[str]:
@@ -174,7 +205,22 @@ def _cases(topology: Topology, config: Config | None) -> list[Case]:
     if config is None:
         return [Case("", size, density) for size in SIZES for density in DENSITIES]
     size = on_rank0(topology.world, lambda: _weights_of(config))
-    return [Case(f"phase {i}: ", size, config.density_of(phase)) for i, phase in enumerate(config.phases, 1)]
+    return [
+        Case(f"phase {i}: ", size, config.density_of(phase), _own(config, phase))
+        for i, phase in enumerate(config.phases, 1)
+    ]
+
+
+def _own(config: Config, phase: Phase) -> Candidate | None:
+    """Return the reducer that a phase names as a candidate; wrappers cost no message, and are left out."""
+    if config.reducer_name(phase) == AUTO:
+        return None
+    options = config.reducer_config(phase)
+    name, wire = options.pop("name"), options.pop("wire", None)
+    defaults = reducer_options(name) | {"density": config.density_of(phase) if wire else None}
+    others = {key: value for key, value in options.items() if value != defaults.get(key)}
+    others.pop("wrappers", None)
+    return Candidate(name, wire, tuple(others.items()))
 
 
 def _weights_of(config: Config) -> int:

@@ -12,11 +12,12 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, model_validato
 
 from commlib import REDUCERS, SELECTORS, Reducer, registry
 from commlib.errors import InvalidArgument, UnknownName, look_up, shown, suggestion
-from commlib.reducers import WRAPPERS
+from commlib.reducers import WRAPPERS, check_wrapper
+from commlib.registry import is_import_path
 from commlib.selection import make_selector
 from commlib.wire import make_codec
 from training.config.parts import imported, part_in
-from training.config.schema import Density, Discreet, name_in, problem, reported
+from training.config.schema import Density, Discreet, problem, reported
 
 AUTO = "auto"  # the reducer that is chosen when the run begins, from the profile of its ranks
 DEFAULT_REDUCER = "dense"
@@ -26,22 +27,24 @@ OPTIONS_INSIDE = ("density", "selector", "wire")
 
 
 def _check_codec(name: str) -> str:
-    """Accept what ``make_codec`` accepts: the names of ``CODECS``, and two of them joined by ``+``."""
+    """Accept what ``make_codec`` accepts; parts that are to be imported are checked when they are."""
     try:
-        make_codec(name)
+        if not any(map(is_import_path, name.split("+"))):
+            make_codec(name)
     except (UnknownName, InvalidArgument) as error:
         raise problem(getattr(error, "text", str(error))) from error
     return name
 
 
 def _selector(given: Any) -> Any:
-    """Accept a name of ``SELECTORS``, or a record of the name and the selector's options."""
+    """Accept the name of a selector, or a record of the name and the selector's options."""
     name = given.get("name") if isinstance(given, Mapping) else given
     if not isinstance(name, str):
         raise problem(f"expected a name, or the key name and options, got {shown(given)}")
     with reported():
-        look_up(SELECTORS, "selector", name)
-        make_selector(given)
+        if not is_import_path(name):
+            look_up(SELECTORS, "selector", name)
+            make_selector(given)
     return given
 
 
@@ -55,13 +58,14 @@ class WrapperRecord(Discreet):
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
-    name: Annotated[str, name_in(WRAPPERS, "wrapper")]
-    """A name of ``commlib.reducers.WRAPPERS``."""
+    name: Annotated[str, part_in(WRAPPERS, "wrapper")]
+    """A name of ``commlib.reducers.WRAPPERS``, or an import path."""
 
     @model_validator(mode="after")
     def _takes_what_is_given(self) -> "WrapperRecord":
         with reported():
-            registry.check_options(self.name, WRAPPERS[self.name], dict(self.model_extra or {}), positional=1)
+            if self.name in WRAPPERS:
+                check_wrapper(self.model_dump())
         return self
 
 
@@ -75,9 +79,9 @@ class ReducerRecord(Discreet):
     density: Density | None = None
     """Share of the entries that a sparse reducer selects."""
     selector: GivenSelector | None = None
-    """A name of ``commlib.SELECTORS``, or a record of it and the selector's options."""
+    """A name of ``commlib.SELECTORS`` or an import path, or a record of it and the selector's options."""
     wire: CodecName | None = None
-    """A name of ``commlib.CODECS``, or an index and a value codec joined by ``+``."""
+    """A name of ``commlib.CODECS`` or an import path, or an index and a value codec joined by ``+``."""
     wrappers: list[WrapperRecord] | None = None
     """Wrappers of a sparse reducer, the innermost first; an empty list for none."""
 
@@ -86,6 +90,22 @@ class ReducerRecord(Discreet):
         """Return the options that are given, by name."""
         given = self.model_dump(exclude={"name"})
         return {key: value for key, value in given.items() if value is not None}
+
+    @property
+    def parts(self) -> list[str]:
+        """Return the names of selector, codecs and wrappers."""
+        selector = self.selector["name"] if isinstance(self.selector, Mapping) else self.selector
+        wrappers = [each.name for each in self.wrappers or ()]
+        return [*([selector] if selector else []), *(self.wire or "").split("+"), *wrappers]
+
+    def check_parts(self) -> None:
+        """Import selector, codecs and wrappers; ``InvalidArgument`` names what is wrong with one."""
+        if self.selector is not None:
+            make_selector(self.selector)
+        if self.wire is not None:
+            make_codec(self.wire)
+        for each in self.wrappers or ():
+            check_wrapper(each.model_dump())
 
 
 def _record(value: Any) -> Any:
