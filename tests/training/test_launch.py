@@ -17,7 +17,7 @@ from tests.launching import DIGITS, ENVIRONMENT, launch, tail
 from training.commands.main import app
 from training.process import start_rank
 from training.process.hosts import Ranks, common
-from training.process.launch import cloudtrain, command_line, environment_of
+from training.process.launch import TEMPORARY, cloudtrain, command_line, environment_of
 from training.process.launch import launch as launch_job
 from training.process.start_rank import PRELOAD, PRELOADED
 
@@ -195,16 +195,26 @@ def listening(process: psutil.Process) -> list[str]:
     return [each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN]
 
 
+def folders_of(below):
+    """Return the temporary folders of a job, shared memory among them, which hold something."""
+    (mpirun,) = [each for each in below if each.name() == "prterun"]
+    folders = [mpirun.environ()[name] for name in TEMPORARY]
+    assert all(map(os.listdir, folders))
+    return folders
+
+
 @pytest.mark.launch
 def test_a_launch_on_one_machine_listens_on_loopback_only_and_when_killed_takes_its_ranks_with_it():
     with started() as (process, below):
         addresses = {address for each in below for address in listening(each)}
         assert addresses <= {"127.0.0.1", "::1"}
         assert addresses  # mpirun listens
+        folders = folders_of(below)
         process.kill()
         assert process.wait(BOUND_SECONDS) == -signal.SIGKILL
         _, left = psutil.wait_procs(below, timeout=BOUND_SECONDS)
         assert left == []
+        assert not any(map(os.path.exists, folders))
 
 
 @pytest.mark.launch
@@ -219,11 +229,13 @@ def test_a_launch_on_one_machine_listens_on_loopback_only_and_when_killed_takes_
 def test_ranks_end_with_their_launch_or_mpirun_and_no_more_is_said_than_that(number, status, said):
     with started() as (process, below):
         (mpirun,) = [each for each in below if each.name() == "prterun"]
+        folders = folders_of(below)
         mpirun.kill() if number is None else process.send_signal(number)
         out, errors = process.communicate(timeout=BOUND_SECONDS)
         assert (process.returncode, out, errors) == (status, "", said)
         _, left = psutil.wait_procs(below, timeout=BOUND_SECONDS)
         assert left == []
+        assert not any(map(os.path.exists, folders))
 
 
 @pytest.mark.large

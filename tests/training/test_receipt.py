@@ -257,6 +257,36 @@ def test_a_digest_that_was_altered_is_found_from_the_beginning(folder, capsys):
     assert last == "1 of 2 digests agree"
 
 
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("config.yaml", lambda old: old.replace(b"seed: 1", b"seed: 2")),
+        ("config.yaml", lambda old: old[: len(old) // 2]),
+        ("receipt.json", lambda old: old[:99] + b"}" + old[100:]),
+    ],
+)
+def test_a_run_whose_files_were_altered_is_not_made_again(folder, capsys, name, damage):
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(damage(content))
+    assert (folder / name).read_bytes() != content
+    assert replayed(folder, "6:10") == 2
+    out, errors = capsys.readouterr()
+    assert out == ""
+    assert errors.startswith(f"cloudtrain: {folder}")
+    assert name in errors
+    assert len(errors.splitlines()) == 1
+
+
+def test_without_a_damaged_checkpoint_the_steps_are_made_again_from_the_beginning(folder, capsys):
+    (checkpoint,) = folder.glob("checkpoints/*06")
+    (checkpoint / "COMPLETE").write_bytes(b"")
+    assert replayed(folder, "6:10") == 0
+    out, errors = capsys.readouterr()
+    assert out.splitlines()[0] == f"{folder}: steps 6 to 10, from the beginning"
+    assert out.splitlines()[-1] == "3 of 3 digests agree"
+    assert f"cloudtrain: warning: a checkpoint is left out: {checkpoint}" in errors
+
+
 @pytest.mark.parametrize("steps", ["3", "4:4", "4:11", "-1:3", "0:1"])
 def test_steps_that_cannot_be_compared_are_refused_in_one_line(made, capsys, steps):
     assert replayed(made[0], steps) == 2

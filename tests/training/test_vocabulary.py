@@ -131,6 +131,12 @@ def test_what_cannot_be_is_said_in_one_line(text, settings, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_text_that_is_one_long_line_is_refused(tmp_path):
+    (tmp_path / "train.txt").write_text(1_000_000 * "a b c ")
+    with pytest.raises(ValueError, match=r"^vocabulary: expected lines of at most [\d,]+ bytes, got longer"):
+        Vocabulary.train([(tmp_path / "train.txt").read_text()], VocabularySettings(8, "bpe"))
+
+
 @pytest.mark.parametrize(
     "damage", [lambda old: b"", lambda old: old[:-1], lambda old: old[:99] + b"x" + old[100:]]
 )

@@ -188,4 +188,6 @@ def _reason(message: str, settings: VocabularySettings) -> str:
     if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         expected = f"at least {found[1]}, one for each character of the text and each special token"
         return f"vocabulary.size: expected {expected}, got {settings.size}"
+    if "!sentences_.empty()" in message:
+        return f"vocabulary: expected lines of at most {LONGEST_LINE:,} bytes, got longer ones only"
     return f"vocabulary: SentencePiece cannot make it: {one_line(message)}"

@@ -1,9 +1,13 @@
 """Terminate a job whose launcher has ended in any way; a separate process, which outlives the launcher.
 
-usage: python -I guard.py GROUP      (the job's process group; standard input: a pipe that the launcher holds)
+usage: python -I guard.py GROUP FOLDER…
+
+GROUP: the job's process group. FOLDERs: its temporary ones, which are removed. Standard input: a pipe that
+the launcher holds.
 """
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -37,3 +41,5 @@ def end_session(session: int) -> None:
 if __name__ == "__main__":
     if not sys.stdin.buffer.read(1):  # the launcher writes when the job has ended; end of file: it died
         end(int(sys.argv[1]))
+    for folder in sys.argv[2:]:  # mpirun leaves them where it is killed
+        shutil.rmtree(folder, ignore_errors=True)

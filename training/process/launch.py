@@ -34,6 +34,11 @@ NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
 NOT_EXPORTED = re.compile("BASH_FUNC_|OLDPWD$|.*CUDA_VISIBLE_DEVICES")  # of a shell, or of one machine
 # From so many hosts on, daemons of mpirun would start others; then each would need ssh to the others.
 MANY_HOSTS = 64
+# Where Open MPI puts shared memory and the files of its session, by the variable that names another place.
+TEMPORARY = {
+    "OMPI_MCA_btl_sm_backing_directory": "/dev/shm",  # noqa: S108 - a new folder is made in it
+    "PRTE_MCA_prte_local_tmpdir_base": tempfile.gettempdir(),
+}
 LOOPBACK_SOURCE = Path(__file__).with_name("loopback.c")
 COMPILERS = ("cc", "gcc", "g++")
 
@@ -135,7 +140,14 @@ def _start(
     environment = environment_of(there)
     if announces_folder:
         environment[FOLDER_VARIABLE] = "1"
-    return _run(command_line(there, command, environment), environment, termination)
+    folders = {} if there.hosts else {name: _folder(below) for name, below in TEMPORARY.items()}
+    environment |= folders
+    return _run(command_line(there, command, environment), environment, termination, [*folders.values()])
+
+
+def _folder(below: str) -> str:
+    """Return a new folder for what a job leaves behind where it is killed."""
+    return tempfile.mkdtemp(prefix="cloudtrain-job-", dir=below if os.path.isdir(below) else None)
 
 
 class Termination:
@@ -161,7 +173,10 @@ class Termination:
         timer.start()
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str], termination: Termination) -> Ended:
+def _run(
+    command: Sequence[str], environment: Mapping[str, str], termination: Termination, folders: Sequence[str]
+) -> Ended:
+    """Run ``mpirun``, and remove the job's temporary ``folders`` when it has ended."""
     launcher = os.getpid()
 
     def end_with_launcher() -> None:
@@ -182,7 +197,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], termination: Te
     )
     # its own, so that killing this process or its group spares it
     guard = subprocess.Popen(
-        [sys.executable, "-I", guarding.__file__, str(process.pid)],
+        [sys.executable, "-I", guarding.__file__, str(process.pid), *folders],
         stdin=subprocess.PIPE,
         start_new_session=True,
     )
