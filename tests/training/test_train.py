@@ -23,7 +23,9 @@ def lines_of(folder: Path) -> list[dict]:
 
 
 @pytest.mark.large
-@pytest.mark.parametrize(("name", "percent"), [("url_logistic", 70), ("digits_lars", 97), ("mnist5k", 96)])
+@pytest.mark.parametrize(
+    ("name", "percent"), [("url_logistic", 70), ("digits", 97), ("digits_lars", 97), ("mnist5k", 96)]
+)
 def test_a_shipped_configuration_reaches_its_figure_on_one_rank(tmp_path, name, percent):
     result = run("cloudtrain", "train", str(ROOT / "configs" / f"{name}.yaml"), cwd=tmp_path)
     assert result.returncode == 0, tail(result)
