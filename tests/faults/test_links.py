@@ -49,6 +49,20 @@ def test_a_link_that_is_cut_for_seconds_holds_training_up_and_nothing_else(clust
     assert_same(weights_of(folder), expected)
 
 
+def test_a_daemon_of_mpirun_that_is_killed_ends_the_job_which_goes_on_from_its_checkpoints(cluster, tmp_path):
+    folder = tmp_path / "run"
+    expected = undisturbed(tmp_path / "whole", 3)
+    with started_on(cluster, folder, ranks=3) as job:
+        job.wait_until(lambda: job.steps > 30)
+        daemon = job.rank(2).parent()
+        assert daemon.name() == "prted"
+        daemon.kill()
+        assert job.end() == 0, job.said
+        assert len(failures(job.said)) == 1
+        assert job.left == []
+    assert_same(weights_of(folder), expected)
+
+
 def test_a_link_that_is_cut_for_good_ends_the_job_which_goes_on_with_the_other_nodes(
     cluster, tmp_path, record_property
 ):

@@ -7,7 +7,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.launching import BESIDE_PYTHON, DIGITS, ROOT, errors, launch, mpirun, python_on_ranks, run, tail
+from tests.launching import (
+    BESIDE_PYTHON,
+    DIGITS,
+    ENVIRONMENT,
+    ROOT,
+    errors,
+    launch,
+    mpirun,
+    python_on_ranks,
+    run,
+    tail,
+)
 from tests.training.test_tune import save
 
 pytestmark = pytest.mark.launch
@@ -24,9 +35,22 @@ def lines_of(folder: Path) -> list[dict]:
 
 @pytest.mark.large
 @pytest.mark.parametrize(
-    ("name", "percent"), [("url_logistic", 70), ("digits", 97), ("digits_lars", 97), ("mnist5k", 96)]
+    ("name", "percent", "data"),
+    [
+        ("digits", 97, None),
+        ("digits_lars", 97, None),
+        ("intents_lstm", 97, "intents"),
+        ("mnist5k", 96, None),
+        ("spam_logistic", 97, "spam"),
+        ("url_logistic", 70, None),
+        ("webspam_svm", 63, None),
+    ],
 )
-def test_a_shipped_configuration_reaches_its_figure_on_one_rank(tmp_path, name, percent):
+def test_a_shipped_configuration_reaches_its_figure_on_one_rank(tmp_path, monkeypatch, name, percent, data):
+    monkeypatch.setitem(ENVIRONMENT, "XDG_DATA_HOME", str(tmp_path / "data"))
+    if data is not None:
+        made = run("cloudtrain", "data", data, cwd=tmp_path)
+        assert made.returncode == 0, tail(made)
     result = run("cloudtrain", "train", str(ROOT / "configs" / f"{name}.yaml"), cwd=tmp_path)
     assert result.returncode == 0, tail(result)
     assert float(re.findall(r"accuracy +(\S+?) ?%", result.stdout)[-1]) >= percent

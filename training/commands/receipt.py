@@ -67,9 +67,9 @@ def replay(folder: Path, steps: str | None) -> None:
         all_or_exit(comm, lambda: recorded.check_job([len(node) for node in topology.nodes]))
         data = all_or_exit(comm, lambda: load_data(config, topology))
         all_or_exit(comm, lambda: recorded.check_data(data.fingerprints()))
-        from training.run.replay import Replay
-
         trainer = make_trainer(config, topology, data)
+        from training.run.replay import Replay  # after the import of TensorFlow, which it silences
+
         say = print_line if comm.rank == 0 else lambda line: None
         agree = _replay(comm, Replay(recorded, trainer, checkpoints, say), recorded)
         exit_all(comm, 0 if agree else FAILURE)
