@@ -59,7 +59,7 @@ def test_a_daemon_of_mpirun_that_is_killed_ends_the_job_which_goes_on_from_its_c
         daemon.kill()
         assert job.end() == 0, job.said
         assert len(failures(job.said)) == 1
-        assert job.left == []
+        assert [name for name in job.left if not name.startswith("prted.")] == []  # its own folder stays
     assert_same(weights_of(folder), expected)
 
 
