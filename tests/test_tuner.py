@@ -362,7 +362,7 @@ def test_of_widely_spread_measurements_the_steadiest_count(monkeypatch):
 
 
 def test_the_reducer_of_a_configuration_is_tried_beside_the_others(monkeypatch):
-    own = Candidate("gtopk", "fp16", (("selector", "exact"),))
+    own = Candidate("gtopk", "fp16", '{"selector": "exact"}')
     given, _ = tried_with(monkeypatch, CLOSE_TO_DENSE | {"gtopk": 0.5}, own=[own])
     choice = pick(given)
     assert (choice.reducer, choice.options) == ("gtopk", {"wire": "fp16", "selector": "exact"})

@@ -1,5 +1,6 @@
 """Dense all-reduce: every entry, every step. The baseline that the others are measured against."""
 
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -33,14 +34,15 @@ def _work(step: Step) -> Work:
     return Work(add=step.size * (size + 1) / size)
 
 
-def make_mean(total: Float32, ranks: int) -> None:
+def make_mean(reducer: Reducer, total: Float32) -> None:
     """Divide a piece of the sum by the number of ranks, and mark a piece that is not finite.
 
     The mark is a NaN in the first entry, which every rank that receives the piece can check.
     """
-    total /= np.float32(ranks)
-    if not is_finite(total):
-        total[0] = np.nan
+    with reducer.measure("combine"):
+        total /= np.float32(reducer.topology.world.size)
+        if not is_finite(total):
+            total[0] = np.nan
 
 
 class Dense(Reducer):
@@ -63,11 +65,7 @@ class Dense(Reducer):
         mean = buffer.dense()
         parts = np.split(gradient, self._bounds[1:-1])
         with self.measure(self.topology.slowest_link):
-            self._ring.allreduce(parts, np.split(mean, self._bounds[1:-1]), self._finish)
+            self._ring.allreduce(parts, np.split(mean, self._bounds[1:-1]), partial(make_mean, self))
         if np.isnan(mean[self._first_entries]).any():
             return Outcome(None)
         return Outcome(mean, selected=self.size, applied=self.size)
-
-    def _finish(self, total: Float32) -> None:
-        with self.measure("combine"):
-            make_mean(total, self.topology.world.size)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -124,19 +125,15 @@ class Torus2D(Reducer):
         parts = np.split(own_shard, self._slices[1:-1])
         if self._rounds:
             self._add_up_rounded(shard, parts)
-            self._finish(own_shard)
+            make_mean(self, own_shard)
         else:
             with self.measure("inter"):
-                self._ring.allreduce(np.split(shard, self._slices[1:-1]), parts, self._finish)
+                self._ring.allreduce(np.split(shard, self._slices[1:-1]), parts, partial(make_mean, self))
         with self.measure("intra"):
             topology.node.allgather(own_shard, shards)
         if np.isnan(mean[self._first_entries]).any():
             return Outcome(None)
         return Outcome(mean, selected=self.size, applied=self.size)
-
-    def _finish(self, total: Float32) -> None:
-        with self.measure("combine"):
-            make_mean(total, self.topology.world.size)
 
     def _add_up_rounded(self, shard: Float32, parts: Sequence[Float32]) -> None:
         """Write the sum of the stream's shards to ``parts``, and the rounding errors to the next residual."""

@@ -57,15 +57,16 @@ class Job:
 class Candidate:
     """A reducer and its wire codec; none for one that sends no entries.
 
-    ``options``: others than density, of a configuration's own reducer.
+    ``options``: others than density, of a configuration's own reducer, as JSON.
     """
 
     reducer: str
     wire: str | None = None
-    options: tuple[tuple[str, Any], ...] = ()
+    options: str = "{}"
 
     def __str__(self) -> str:
-        given = [*([self.wire] if self.wire else []), *(f"{name}={value}" for name, value in self.options)]
+        others = [f"{name}={value}" for name, value in json.loads(self.options).items()]
+        given = [self.wire, *others] if self.wire else others
         return f"{self.reducer} with {', '.join(given)}" if given else self.reducer
 
 
@@ -136,9 +137,7 @@ class Profile:
 
 def _trial(content: Mapping[str, Any]) -> Trial:
     """Return a trial, whose reducer and wire may be unknown: predicting it then raises an error."""
-    candidate = Candidate(**content["candidate"])
-    candidate = replace(candidate, options=tuple((str(name), value) for name, value in candidate.options))
-    trial = Trial(**{**content, "candidate": candidate})
+    trial = Trial(**{**content, "candidate": Candidate(**content["candidate"])})
     if not (trial.size > 0 and 0 < trial.density <= 1 and trial.seconds > 0):
         raise ValueError(f"trials: expected a size, a density and seconds above 0, got {shown(content)}")
     return trial
@@ -221,16 +220,15 @@ def job_of(topology: Topology) -> Job:
     return Job(hosts, processors, tuple(map(len, topology.nodes)))
 
 
-LONGEST_LATENCY = {"intra": 1e-3, "inter": 0.1}  # seconds: longer, and something else was measured
-
-
 def implausible(profile: Profile) -> str | None:
     """Return what no link can be like in one line; ``None`` if the measured ones are plausible."""
     ranks = profile.job.ranks_of_nodes
-    links = {"intra": "inside a node"} if max(ranks) > 1 else {}
-    for name, where in (links | ({"inter": "between nodes"} if len(ranks) > 1 else {})).items():
-        alpha = getattr(profile.network, name).alpha
-        if alpha > LONGEST_LATENCY[name]:
+    intra, inter = profile.network.intra.alpha, profile.network.inter.alpha
+    for alpha, longest, where, is_there in (
+        (intra, 1e-3, "inside a node", max(ranks) > 1),
+        (inter, 0.1, "between nodes", len(ranks) > 1),
+    ):
+        if is_there and alpha > longest:
             return f"a latency of {alpha * 1e3:.3g} ms {where}"
     return None
 

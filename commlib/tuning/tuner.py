@@ -1,5 +1,6 @@
 """Choose the fastest reducer, by the cost model and by measured steps (:mod:`commlib.tuning.tuner`)."""
 
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf, log
@@ -97,9 +98,9 @@ def choose(profile: Profile, nodes: Sequence[Sequence[int]], size: int, density:
     """
     case = Case(nodes, size, check_density(density))
     seconds = expect(profile, case)
-    possible = dict.fromkeys([DENSE, *(tried(profile, case) or seconds)])
+    possible = [DENSE, *(tried(profile, case) or seconds)]
     if len(nodes) == 1:
-        possible = {each: None for each in possible if not reducer_class(each.reducer).sparse}
+        possible = [each for each in possible if not reducer_class(each.reducer).sparse]
     best = fastest = min(possible, key=lambda each: seconds[each])
     spread = spread_of(profile, case, {best, DENSE})
     if seconds[best] > (1 - max(LEAST_GAIN, spread)) * seconds[DENSE]:
@@ -111,7 +112,7 @@ def choose(profile: Profile, nodes: Sequence[Sequence[int]], size: int, density:
         why += f"; {fastest} would gain {gain:.0%}, less than {least}"
     return Choice(
         reducer=best.reducer,
-        options=({"wire": best.wire} if best.wire else {}) | dict(best.options),
+        options=({"wire": best.wire} if best.wire else {}) | json.loads(best.options),
         seconds=seconds[best],
         dense_seconds=seconds[DENSE],
         reason=why,
@@ -195,7 +196,7 @@ def _nearest(trials: Sequence[Trial], case: Case) -> list[Trial]:
 def settings(case: Case, candidate: Candidate) -> dict[str, Any]:
     """Return the options that the candidate is made with."""
     given = {"density": case.density, "wire": candidate.wire} if candidate.wire else {}
-    return given | dict(candidate.options)
+    return given | json.loads(candidate.options)
 
 
 def _predict(profile: Profile, case: Case, candidate: Candidate) -> float:

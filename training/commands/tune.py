@@ -1,5 +1,6 @@
 """``cloudtrain tune``: measure links, kernels and reducers of a job, print what ``auto`` picks."""
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -217,10 +218,9 @@ def _own(config: Config, phase: Phase) -> Candidate | None:
         return None
     options = config.reducer_config(phase)
     name, wire = options.pop("name"), options.pop("wire", None)
-    defaults = reducer_options(name) | {"density": config.density_of(phase) if wire else None}
-    others = {key: value for key, value in options.items() if value != defaults.get(key)}
-    others.pop("wrappers", None)
-    return Candidate(name, wire, tuple(others.items()))
+    implied = reducer_options(name) | {"density": config.density_of(phase) if wire else None}
+    named = {key: value for key, value in options.items() if key != "wrappers" and value != implied[key]}
+    return Candidate(name, wire, json.dumps(named))
 
 
 def _weights_of(config: Config) -> int:

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -140,14 +140,16 @@ def _start(
     environment = environment_of(there)
     if announces_folder:
         environment[FOLDER_VARIABLE] = "1"
-    folders = {} if there.hosts else {name: _folder(below) for name, below in TEMPORARY.items()}
-    environment |= folders
-    return _run(command_line(there, command, environment), environment, termination, [*folders.values()])
-
-
-def _folder(below: str) -> str:
-    """Return a new folder for what a job leaves behind where it is killed."""
-    return tempfile.mkdtemp(prefix="cloudtrain-job-", dir=below if os.path.isdir(below) else None)
+    with ExitStack() as stack:
+        folders: dict[str, str] = {}
+        for name, usual in () if there.hosts else TEMPORARY.items():
+            below = environment.get(name, usual)
+            made = tempfile.TemporaryDirectory(
+                prefix="cloudtrain-job-", dir=below if os.path.isdir(below) else None
+            )
+            folders[name] = stack.enter_context(made)
+        environment |= folders
+        return _run(command_line(there, command, environment), environment, termination, [*folders.values()])
 
 
 class Termination:
@@ -176,7 +178,7 @@ class Termination:
 def _run(
     command: Sequence[str], environment: Mapping[str, str], termination: Termination, folders: Sequence[str]
 ) -> Ended:
-    """Run ``mpirun``, and remove the job's temporary ``folders`` when it has ended."""
+    """Run ``mpirun``. The guard removes the job's temporary ``folders``, should this process be killed."""
     launcher = os.getpid()
 
     def end_with_launcher() -> None:

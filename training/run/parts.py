@@ -33,9 +33,13 @@ def import_parts(config: Config) -> Config:
     """
     phases = enumerate(config.phases)
     reducers = {f"phases[{number}].reducer": config.reducer_name(phase) for number, phase in phases}
-    given = [each for each in (config.reducer, *(phase.reducer for phase in config.phases)) if each]
+    given = [("reducer", config.reducer)]
+    given += [
+        (key, phase.reducer) for key, phase in zip(reducers, config.phases, strict=True) if phase.reducer
+    ]
     names = [config.task.name, config.dataset.name, config.model.name, *reducers.values()]
-    names += [each.name for each in config.callbacks] + [part for each in given for part in each.parts]
+    names += [each.name for each in config.callbacks]
+    names += [part for _, record in given for part in record.parts]
     if any(map(is_import_path, names)) and (folder := os.getcwd()) not in sys.path:
         sys.path.insert(0, folder)
     _at("task", config.task.check)
@@ -43,8 +47,8 @@ def import_parts(config: Config) -> Config:
     for key, name in reducers.items():
         if name != AUTO:
             _at(key, partial(registry.resolve, REDUCERS, "reducer", name, subclass_of=Reducer))
-    for record in given:
-        _at("reducer", record.check_parts)
+    for key, record in given:
+        _at(key, record.check_parts)
     dataset, model = config.dataset, config.model
     _at("dataset", lambda: registry.resolve(DATASETS, "dataset", dataset.name))
     _at("dataset", lambda: check_dataset(dataset.name, dataset.path, dataset.options))
