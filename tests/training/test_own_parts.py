@@ -79,29 +79,42 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("word", WRONG)
-def test_what_is_wrong_with_a_part_is_one_line(folder, word):
-    config = load("my.yaml", [word])
-    with pytest.raises(ValueError, match=re.escape(WRONG[word])) as caught:
-        import_parts(config)
-    assert "\n" not in str(caught.value)
-
-
 WRONG_IN_SPARSE = {
     "reducer.selector=my_package.sparse:Randon": 'reducer: selector "my_package.sparse:Randon": ',
     "reducer.selector={name: 'my_package.sparse:RandomEntries', sede: 1}": "sede: my_package.sparse:Random",
     "reducer.selector=my_package.sparse:Int8": "expected a subclass of Selector, got",
     "reducer.wire=gap+my_package.sprase:Int8": "there is no module my_package.sprase",
     "reducer.wire=my_package.sparse:RandomEntries": "expected an index codec, a value codec or one of each",
+    "phases.0.reducer.wire=my_package.sparse:Int9": 'phases[0].reducer: codec "my_package.sparse:Int9": ',
     "reducer.wrappers.0.limits=2": "limits: my_package.sparse:LimitValues has no such option",
     "reducer.wrappers=[{name: 'my_package.sparse:Limits'}]": "expected a subclass of ReducerWrapper, got",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("word", WRONG_IN_SPARSE)
-def test_what_is_wrong_with_a_part_of_a_reducer_is_one_line(folder, word):
-    config = load("sparse.yaml", [word])
-    with pytest.raises(ValueError, match=re.escape(WRONG_IN_SPARSE[word])) as caught:
+WRONG_IN_TASK = {
+    "task=my_package.taks:Regression": 'task: task "my_package.taks:Regression": there is no module my_pac',
+    "task=my_package.tables:build": 'task: task "my_package.tables:build": expected a subclass of Task, got',
+    "task={name: 'my_package.tasks:Regression', power: 2}": "task: power: task my_package.tasks:Regression",
+    "phases.1.dleta=0.5": 'phases[1].dleta: unknown key, did you mean "delta"? (known here: epochs, steps, ',
+    "phases.0.delta=0": "phases[0].delta: expected a number above 0, got 0",
+    "phases.0.input_size=8": "phases[0].input_size: unknown key",
+    "normalise={mean: [1], std: [1]}": "normalise: expected none, my_package.tasks:Regression takes none",
+    "target={metric: top1, at_least: 0.5}": "target.metric: expected one of error, the metrics of my_p",
+    "target={metric: error, at_least: 0.5}": "target: expected at_most, since a lower error is better; got",
+    "model=resnet8": "model: expected a model of tables, got resnet8, which is one of images",
+    "model={name: 'my_package.tables:build', width: 3}": "model: width: model my_package.tables:build has",
+    "model=my_package.models:build": "expected build(columns) -> keras.Model and options of its own",
+}  # fmt: skip
+
+EVERY_WRONG = {"my.yaml": WRONG, "sparse.yaml": WRONG_IN_SPARSE, "table.yaml": WRONG_IN_TASK}
+
+
+@pytest.mark.parametrize(
+    ("name", "word"), [(name, word) for name in EVERY_WRONG for word in EVERY_WRONG[name]]
+)
+def test_what_is_wrong_with_a_part_is_one_line(folder, name, word):
+    config = load(name, [word])
+    with pytest.raises(ValueError, match=re.escape(EVERY_WRONG[name][word])) as caught:
         import_parts(config)
     assert "\n" not in str(caught.value)
 
@@ -200,30 +213,6 @@ def test_a_callback_reports_what_it_sees_and_goes_on_after_a_resumption(folder, 
 def test_a_task_takes_less_than_sixty_lines():
     (text,) = re.findall(r"(?ms)^```python\n# my_package/tasks\.py\n(.*?)^```$", PAGE)
     assert len(text.splitlines()) < 60
-
-
-WRONG_IN_TASK = {
-    "task=my_package.taks:Regression": 'task: task "my_package.taks:Regression": there is no module my_pac',
-    "task=my_package.tables:build": 'task: task "my_package.tables:build": expected a subclass of Task, got',
-    "task={name: 'my_package.tasks:Regression', power: 2}": "task: power: task my_package.tasks:Regression",
-    "phases.1.dleta=0.5": 'phases[1].dleta: unknown key, did you mean "delta"? (known here: epochs, steps, ',
-    "phases.0.delta=0": "phases[0].delta: expected a number above 0, got 0",
-    "phases.0.input_size=8": "phases[0].input_size: unknown key",
-    "normalise={mean: [1], std: [1]}": "normalise: expected none, my_package.tasks:Regression takes none",
-    "target={metric: top1, at_least: 0.5}": "target.metric: expected one of error, the metrics of my_p",
-    "target={metric: error, at_least: 0.5}": "target: expected at_most, since a lower error is better; got",
-    "model=resnet8": "model: expected a model of tables, got resnet8, which is one of images",
-    "model={name: 'my_package.tables:build', width: 3}": "model: width: model my_package.tables:build has",
-    "model=my_package.models:build": "expected build(columns) -> keras.Model and options of its own",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("word", WRONG_IN_TASK)
-def test_what_does_not_fit_a_task_is_one_line(folder, word):
-    config = load("table.yaml", [word])
-    with pytest.raises(ValueError, match=re.escape(WRONG_IN_TASK[word])) as caught:
-        import_parts(config)
-    assert "\n" not in str(caught.value)
 
 
 def test_data_that_do_not_fit_a_task_are_one_line(folder):

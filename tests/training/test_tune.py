@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from commlib import REDUCERS, Link, Network, Topology, make_reducer, transport
 from commlib.tuning.probe import Profile, job_of
+from commlib.tuning.tuner import Case, settings
 from tests.launching import DIGITS, errors, mpirun, run, tail
 from tests.test_tuner import SPEEDS
 from training.commands import tune
@@ -326,6 +327,17 @@ def test_wrong_words_are_one_line_and_exit_status_2(words, message):
     result = CliRunner().invoke(app, ["tune", *words])
     assert result.exit_code == 2
     assert result.stderr == f"cloudtrain: {message}\n"
+
+
+def test_the_reducer_of_a_phase_is_a_candidate_with_its_options_but_for_what_is_usual():
+    selector = {"name": "bucketed", "bucket": 8}
+    words = ["reducer={wire: gap, selector: {name: bucketed, bucket: 8}}", "phases.1.reducer=auto"]
+    config = load(DIGITS, ["phases.0.reducer=gtopk", *words])
+    own, none = (tune._own(config, phase) for phase in config.phases)
+    assert none is None
+    assert (own.reducer, own.wire) == ("gtopk", "gap")
+    assert settings(Case([[0], [1]], 10, 0.02), own) == {"density": 0.02, "wire": "gap", "selector": selector}
+    assert len({own, own}) == 1  # it can be hashed
 
 
 # ------------------------------------------------------------------ real processes
