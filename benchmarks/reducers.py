@@ -200,7 +200,7 @@ class Sweep:
         if not candidates:
             return []
         names = dict.fromkeys(each.name for each in candidates)
-        wires = self.wires if any(each.sparse for each in candidates) else ()
+        wires = self.wires if any(each.wire for each in candidates) else ()
         repeated = [("--reducer", name) for name in names] + [("--wire", wire) for wire in wires]
         return ["--density", str(density), *(each for option in repeated for each in option)]
 

@@ -23,6 +23,7 @@ from benchmarks.drawing.pages import rewrite
 from benchmarks.drawing.style import PALETTE, docs_picture
 from benchmarks.throttled import bytes_per_second
 from commlib import REDUCERS, Communicator, Topology, make_reducer
+from commlib.reducers import reducer_options
 from commlib.transport import simulated
 from commlib.tuning import tuner
 from commlib.tuning.probe import Gradients, Profile
@@ -113,7 +114,7 @@ def runs() -> list[tuple[Cell, dict[BenchCandidate, float]]]:
     densities = sorted({each["case"]["density"] for each in records} - {None})
     for each in records:
         case, subject = each["case"], each["subject"]
-        wire = (case["wire"] or "fp32") if REDUCERS[subject].sparse else None
+        wire = (case["wire"] or "fp32") if "wire" in reducer_options(subject) else None
         for density in [case["density"]] if REDUCERS[subject].sparse else densities:
             cell = Cell(gbit(case["rate"]), tuple(case["ranks_of_nodes"]), case["size"], density)
             if (cell.gbit, sum(cell.ranks_of_nodes)) in profiles():

@@ -19,7 +19,10 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "reducers.md"
 DENSITY = 1 / 64
 DRAWN = 1_000_000  # entries of a vector
 FOUR_BINS = "four bins"  # of SparseLoCo's published code
-CODECS = ("fp16", "qsgd8", "qsgd4", "lloyd4", "lloyd3", "qsgd2", FOUR_BINS, "lloyd2", "lloyd1")
+CODECS = (
+    *("fp16", "qsgd8", "hadamard8", "qsgd4", "hadamard4", "lloyd4", "lloyd3", "qsgd2", FOUR_BINS),
+    *("lloyd2", "lloyd1"),
+)
 DISTRIBUTIONS: dict[str, Callable[[np.random.Generator], Any]] = {
     "normal": lambda generator: generator.standard_normal(DRAWN),
     "Laplace": lambda generator: generator.laplace(size=DRAWN),

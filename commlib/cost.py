@@ -4,7 +4,7 @@ Each reducer declares its own :class:`Cost` in its own file, put together from t
 :func:`commlib.predict` and :func:`commlib.bytes_sent` evaluate it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -111,6 +111,13 @@ def ring_bytes(size: int, ranks: int, rank: int, right: int) -> int:
     return VALUE_BYTES * (2 * size - lengths[rank] - lengths[right])
 
 
+def ring_traffic(nodes: Nodes, rank: int, size: int) -> LinkBytes:
+    """Return what a rank sends in a ring all-reduce of ``size`` values, through one node after the other."""
+    ring = [each for node in nodes for each in node]
+    right = ring[(ring.index(rank) + 1) % len(ring)]
+    return by_link(nodes, rank, {right: ring_bytes(size, len(ring), rank, right)})
+
+
 def other_messages_bytes(lengths: Sequence[int], rank: int, message_bytes: Callable[[int], int]) -> int:
     """Return the bytes that a rank passes on in a ring all-gather: all messages but its right neighbour's.
 
@@ -118,6 +125,28 @@ def other_messages_bytes(lengths: Sequence[int], rank: int, message_bytes: Calla
     """
     right = (rank + 1) % len(lengths)
     return sum(message_bytes(length) for place, length in enumerate(lengths) if place != right)
+
+
+LENGTH_BYTES = 4  # ahead of each of the messages that are sent as one
+
+
+def doubling(ranks: int) -> Iterator[tuple[int, int]]:
+    """Yield the distance of each round of Bruck's all-gather, and how many messages a rank sends in it.
+
+    >>> list(doubling(5))
+    [(1, 1), (2, 2), (4, 1)]
+    """
+    return ((1 << each, min(1 << each, ranks - (1 << each))) for each in range((ranks - 1).bit_length()))
+
+
+def doubling_bytes(ranks: int, place: int, message_bytes: Callable[[int], int]) -> dict[int, int]:
+    """Return what the rank at a place sends to each other place in Bruck's all-gather."""
+    return {
+        (place - distance) % ranks: sum(
+            LENGTH_BYTES + message_bytes((place + each) % ranks) for each in range(count)
+        )
+        for distance, count in doubling(ranks)
+    }
 
 
 def by_link(nodes: Nodes, rank: int, to_each: Mapping[int, int]) -> LinkBytes:
@@ -201,9 +230,16 @@ class Group:
         turn = message_bytes * link.beta
         return max(hops * (link.alpha + turn) + (sharing - 1) * turn, link.alpha + hops * sharing * turn)
 
+    def round(self, distance: int, message_bytes: float) -> float:
+        """Return the seconds in which each sends to the rank ``distance`` beyond, through its node's card."""
+        senders = min(distance, self.ranks) if self.nodes > 1 else 0
+        link = self.network.link(is_inter=bool(senders))
+        return link.alpha + message_bytes * link.beta * max(1, senders) * self.sharing
+
     def hop(self, distance: int, message_bytes: float) -> float:
-        """Return the seconds of a message to the rank ``distance`` beyond."""
-        return self.network.link(is_inter=distance >= self.ranks and self.nodes > 1).seconds(message_bytes)
+        """Return the seconds of a message to the rank ``distance`` beyond, of each group at the same time."""
+        is_inter = distance >= self.ranks and self.nodes > 1
+        return self.network.link(is_inter=is_inter).seconds(message_bytes * (self.sharing if is_inter else 1))
 
 
 @dataclass(frozen=True)
@@ -212,17 +248,25 @@ class Step:
 
     ``nodes``: the world ranks of every node, as in ``Topology.nodes``. ``options``: all that the reducer
     takes, with their defaults. Closed forms of seconds take all nodes to be as large as the largest.
+    ``whole``: of a step on a stream, one rank of every node, that of all ranks.
     """
 
     nodes: Nodes
     size: int
     options: Mapping[str, Any]
     network: Network = Network()
+    whole: "Step | None" = None
 
     @cached_property
     def world(self) -> Group:
         """Return all ranks."""
-        return Group(len(self.nodes), max(map(len, self.nodes)), self.network)
+        sharing = self.whole.streams if self.whole else 1
+        return Group(len(self.nodes), max(map(len, self.nodes)), self.network, sharing)
+
+    def of_shard(self, size: int) -> "Step":
+        """Return the step of the owners of a shard of ``size`` entries: one rank of every node."""
+        nodes = [[place] for place in range(len(self.nodes))]
+        return Step(nodes, size, self.options, self.network, whole=self)
 
     @cached_property
     def ranks(self) -> int:
@@ -279,19 +323,17 @@ class Step:
         return self.world.allgather_ints(2 + values)
 
     def rest_of_comparison(self, seconds: float) -> LinkSeconds:
-        """Return the seconds that the comparison of settings lasts beyond the step's ``seconds``."""
+        """Return the seconds that the comparison of settings lasts beyond the step's ``seconds``.
+
+        All ranks compare, those of a stream while their nodes add up before.
+        """
+        if self.whole:
+            return self.whole.rest_of_comparison(self.whole.scatter + seconds)
         return self.on_slowest_link(max(0.0, self.world.allgather_ints(1) - seconds))
 
     def on_slowest_link(self, seconds: float) -> LinkSeconds:
         """Return the seconds of an exchange of all ranks, which the slowest link dictates."""
         return (0.0, seconds) if self.world.nodes > 1 else (seconds, 0.0)
-
-    def hierarchical(self, between: float, applied: float) -> LinkSeconds:
-        """Return the seconds of a reduce-scatter inside, ``between``, and an all-gather inside.
-
-        ``applied``: entries of each shard's sum.
-        """
-        return self.scatter + self.node.ring(sparse_bytes(round(applied), round(self.shard))), between
 
     @property
     def scatter(self) -> float:
@@ -304,8 +346,16 @@ class Step:
 
     def selecting(self, size: float, k: float) -> Work:
         """Return the work to select; a decay of the residual takes one more pass."""
-        decays = self.options.get("decay", 1.0) != 1
-        return Work.selecting(size, k) + Work(add=size if decays else 0.0)
+        return Work.selecting(size, k) + Work(add=size * self.decays)
+
+    @property
+    def decays(self) -> bool:
+        """Return whether the residual is multiplied by a factor in each step."""
+        return bool(self.options.get("decay", 1.0) != 1)
+
+    def ring_allreduce(self, values: float) -> float:
+        """Return the seconds of a ring all-reduce of so many values among all ranks."""
+        return self.world.ring(VALUE_BYTES * values / self.world.size, rounds=2)
 
     def rounding(self, k: float) -> Work:
         """Return the work to find and keep the rounding errors of ``k`` entries in a lossy codec."""
@@ -329,6 +379,11 @@ def union(ranks: int, k: float, size: float) -> float:
     return size * (1 - (1 - k / size) ** ranks) if size else 0.0
 
 
+def _of_all(step: Step) -> float:
+    """Return the entries of the sum of all ranks' selections."""
+    return union(step.world.size, step.k, step.size)
+
+
 @dataclass(frozen=True)
 class Cost:
     """What one step of a reducer costs.
@@ -336,10 +391,45 @@ class Cost:
     ``traffic(step, rank)``: payload bytes that a world rank sends: between nodes exact with ``is_exact``, as
     long as the selector returns ``k`` entries and the length of a message depends on their number alone; all
     others are upper bounds. ``seconds(step)``: of the messages of an average step. ``work(step)``: what one
-    rank computes.
+    rank computes. ``applied(step)``: entries of the sum, on average; ``most(step)``: at most, where that is
+    not what all ranks together select.
     """
 
     traffic: Callable[[Step, int], LinkBytes]
     seconds: Callable[[Step], LinkSeconds]
     work: Callable[[Step], Work]
     is_exact: bool
+    applied: Callable[[Step], float] = _of_all
+    most: Callable[[Step], int] | None = None
+
+    def hierarchical(self) -> "Cost":
+        """Return the cost of the same algorithm on shards, dense inside the nodes.
+
+        Between nodes it is that of a step on a stream. Inside, HiTopKComm's equations 7 and 10 hold:
+        ``(n − 1)/n·d`` values of the reduce-scatter, and the entries of each other shard's sum.
+        """
+        return Cost(self._traffic_of_shards, self._seconds_of_shards, self._work_of_shards, self.is_exact)
+
+    def _traffic_of_shards(self, step: Step, rank: int) -> LinkBytes:
+        local_rank, lengths, stream = shards(step.nodes, rank, step.size)
+        own = lengths[local_rank]
+        inter = self.traffic(step.of_shard(own), stream.index(rank)).inter if own else 0
+        gathered = other_messages_bytes(lengths, local_rank, lambda each: self._sum_bytes(step, each))
+        return LinkBytes(VALUE_BYTES * (step.size - own) + gathered, inter)
+
+    def _sum_bytes(self, step: Step, length: int) -> int:
+        """Return the most bytes of the sum of a shard of ``length`` entries."""
+        if self.most is not None:
+            return sparse_bytes(min(length, self.most(step.of_shard(length))), length) if length else 0
+        return sum_bytes(step.codec, step.most_selected(length), len(step.nodes), length)
+
+    def _seconds_of_shards(self, step: Step) -> LinkSeconds:
+        shard = step.of_shard(round(step.shard))
+        intra, inter = self.seconds(shard)
+        gather = step.node.ring(sparse_bytes(round(self.applied(shard)), shard.size))
+        return step.scatter + intra + gather, inter
+
+    def _work_of_shards(self, step: Step) -> Work:
+        shard = step.of_shard(round(step.shard))
+        placed = Work(fill=step.size - shard.size, place=self.applied(shard) * (step.streams - 1))
+        return step.summing_shards() + self.work(shard) + placed

@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from commlib.agreement import check_settings, differences, differing, digest
 from commlib.errors import InvalidArgument, RanksDisagree, UseAfterClose
-from commlib.reducers import Reducer, Report, make_reducer, part_of_wrapper
+from commlib.reducers import Reducer, Report, make_reducer, part_of_wrapper, reducer_options
 from commlib.reducers.base import added_residual
 from commlib.reducers.mean import MeanBuffers
 from commlib.reducers.report import merged
@@ -41,6 +41,7 @@ from commlib.transport.base import Closing, Communicator
 from commlib.vectors import VALUE_BYTES, Float32, Index, SparseVector, non_finite
 
 Found = TypeVar("Found")
+Shapes = Sequence[tuple[int, ...]]  # of the variables of a bucket
 
 NUMBER_OF_A_LAYER = re.compile(r"_\d+(?=/|:|$)")
 ALL_ROWS = {"name": "ssar_split", "selector": "all", "density": 1.0}  # the reducer of a table
@@ -82,7 +83,8 @@ class BucketExchange(Exchange):
     ``config``: the reducer's ``name`` and options, as for :func:`commlib.make_reducer`. Wrappers surround the
     reducer of each bucket; a norm for local clipping is divided among the buckets by ``√(d_b/d)``. The
     buckets ``tables`` are exempt: each takes a ``SparseVector`` and has the reducer ``table_config``. A step
-    counts when all buckets are finite on all ranks; else no reducer changes its state.
+    counts when all buckets are finite on all ranks; else no reducer changes its state. ``shapes``: of the
+    variables in each bucket, in order, for reducers that take them.
 
     ``overlap``: exchange each bucket in a background thread. The order in which rank 0 receives the buckets
     of the first step is recorded, and is the order of the exchanges on all ranks from then on. While a step
@@ -99,13 +101,14 @@ class BucketExchange(Exchange):
         sizes: Sequence[int],
         config: Mapping[str, Any],
         *,
+        shapes: Sequence[Shapes] | None = None,
         tables: Collection[int] = (),
         table_config: Mapping[str, Any] = ALL_ROWS,
         overlap: bool = False,
     ) -> None:
         if not sizes:
             raise InvalidArgument("sizes: expected at least one bucket, got none")
-        self.topology, self.sizes = topology, list(sizes)
+        self.topology, self.sizes, self._shapes = topology, list(sizes), shapes
         ends = list(accumulate(sizes))
         self.slices = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
         self.size = ends[-1]
@@ -289,6 +292,9 @@ class BucketExchange(Exchange):
         self.config = dict(config)
         options = dict(config)
         name, wrappers = options.pop("name"), options.pop("wrappers", ())
+        shapes: Sequence[dict[str, Any]] = [{}] * len(self.sizes)
+        if self._shapes is not None and "shapes" in reducer_options(name):
+            shapes = [{"shapes": each} for each in self._shapes]
         total = self.size - sum(self.sizes[number] for number in self._tables)
         self.reducers = [
             self._tables.get(number)
@@ -297,7 +303,7 @@ class BucketExchange(Exchange):
                 self.topology,
                 size,
                 wrappers=[part_of_wrapper(record, size / total) for record in wrappers],
-                **options,
+                **(shapes[number] | options),
             )
             for number, size in enumerate(self.sizes)
         ]

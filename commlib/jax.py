@@ -55,7 +55,8 @@ class DistributedGradients(Closing):
         check_variables(topology.world, names, [shape for shape, _ in self._kinds])
         ends = list(accumulate(int(np.prod(shape)) for shape, _ in self._kinds))
         self._places = [slice(low, high) for low, high in zip([0, *ends], ends, strict=False)]
-        self.exchange = BucketExchange(topology, ends[-1:], self.config)
+        shapes = [shape for shape, _ in self._kinds]
+        self.exchange = BucketExchange(topology, ends[-1:], self.config, shapes=[shapes])
         self.report: Report | None = None
         self._gradient = np.empty(self.exchange.size, np.float32)
 

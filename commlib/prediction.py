@@ -124,4 +124,6 @@ def _step(
     complete = reducer_options(reducer) | dict(options)
     if "density" in complete:
         check_density(complete["density"])
+    if complete.get("hierarchical"):
+        cost = cost.hierarchical()
     return cost, Step(nodes, size, complete, network)

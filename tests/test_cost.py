@@ -17,6 +17,7 @@ from commlib import (
 )
 from commlib.cost import Speeds, sparse_bytes
 from commlib.network import node_of_ranks
+from commlib.reducers import reducer_options
 from commlib.transport import simulated
 
 
@@ -131,6 +132,9 @@ STEPS = 3
 EXACT = ["dense", "torus2d", "gtopk"]
 
 
+HIERARCHICAL = [name for name in REDUCERS if reducer_options(name).get("hierarchical") is False]
+
+
 def simulated_seconds(name, world_size, ranks_per_node, size, **options):
     """Seconds of a step after the first, on the slowest rank: the mean of some, on independent gradients."""
 
@@ -174,6 +178,16 @@ def test_the_closed_form_is_near_the_virtual_time_on_random_selections(name, wor
     expected = simulated_seconds(name, world_size, ranks_per_node, size)
     # Sums of random selections vary by some percent, and where P is no power of two some ranks need not wait.
     assert predicted(name, world_size, ranks_per_node, size).seconds == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize("world_size, ranks_per_node", [(6, 2), (8, 4), (16, 8)])
+@pytest.mark.parametrize("name", [name for name in HIERARCHICAL if name != "oktopk"])
+def test_between_nodes_the_closed_form_is_near_the_virtual_time_too(name, world_size, ranks_per_node):
+    size, options = 40_001, {"hierarchical": True}
+    expected = simulated_seconds(name, world_size, ranks_per_node, size, **options)
+    # The streams of a node begin at about the same time, and take turns at its card.
+    found = predicted(name, world_size, ranks_per_node, size, **options)
+    assert found.seconds == pytest.approx(expected, rel=0.2)
 
 
 @pytest.mark.parametrize("world_size, ranks_per_node", [(3, 1), (6, 2), (16, 8)])

@@ -174,7 +174,7 @@ NO_SUCH_OPTION = "has no such option (its options:"
         ("no_class", ": expected an entry point package.module:Name, got "),
         (
             "toys.reducers:Rare",
-            f'evry: {{}} {NO_SUCH_OPTION} density, selector, wire, decay, every), did you mean "e',
+            f"evry: {{}} {NO_SUCH_OPTION} density, decay, hierarchical, selector, wire, every), d",
         ),
         ("toys.reducers:Fixed", f"evry: {{}} {NO_SUCH_OPTION} every)"),
         ("toys.reducers:NoSize", "got another signature: too many positional arguments"),

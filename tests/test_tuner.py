@@ -10,6 +10,7 @@ import pytest
 
 from commlib import REDUCERS, InvalidArgument, Link, Network, Topology, bytes_of_nodes, make_reducer, predict
 from commlib.cost import Speeds
+from commlib.reducers import reducer_options
 from commlib.transport import machines, simulated
 from commlib.tuning import probe, tuner
 from commlib.tuning.probe import WIRES, Candidate, Gradients, Job, Profile, Trial, job_of
@@ -123,7 +124,7 @@ def test_a_very_slow_network_calls_for_short_messages():
 
 def test_a_codec_that_costs_more_than_its_bytes_is_left():
     slow_codec = dataclasses.replace(SPEEDS, code={"fp32": 4e-9, "gap+fp16": 1e-6})
-    assert choose(1, speeds=slow_codec).options["wire"] == "fp32"
+    assert choose(1, speeds=slow_codec).options.get("wire", "fp32") == "fp32"
 
 
 @pytest.mark.parametrize("gbit", [0.1, 1, 10, 100])
@@ -140,8 +141,8 @@ def test_nothing_is_predicted_to_be_a_tenth_faster_than_what_is_picked(
         return predict(name, nodes, size, network=given.network, speeds=SPEEDS, **settings).seconds
 
     for name, kind in REDUCERS.items():
-        for wire in WIRES if kind.sparse else [None]:
-            settings = {"density": density, "wire": wire} if kind.sparse else {}
+        for wire in WIRES if "wire" in reducer_options(name) else [None]:
+            settings = ({"density": density} if kind.sparse else {}) | ({"wire": wire} if wire else {})
             assert choice.seconds <= seconds(name, **settings) or (
                 choice.reducer == "dense" and 0.9 * choice.seconds < seconds(name, **settings)
             )
@@ -159,10 +160,15 @@ def test_the_pick_can_be_made():
     assert set(simulated.run(body, 4, 2)) == {REDUCERS[choice.reducer]}
 
 
+def labelled(choice):
+    options = dict(choice.options)
+    return str(Candidate(choice.reducer, options.pop("wire", None), json.dumps(options)))
+
+
 def test_the_reason_is_one_line_with_the_pick_its_rival_and_the_case():
     choice = choose(1)
     assert "\n" not in choice.reason
-    assert choice.reason.startswith(f"{choice.reducer} with {choice.options['wire']}: ")
+    assert choice.reason.startswith(f"{labelled(choice)}: ")
     assert f"{choice.seconds * 1e3:.3g} ms" in choice.reason
     assert "the best dense one (torus2d)" in choice.reason
     assert "14,728,266 entries at density 0.01, 8 ranks on 4 nodes, 1 Gbit/s" in choice.reason
@@ -257,7 +263,7 @@ def test_a_trial_takes_what_the_steps_take():
     for trial in given.trials:
 
         def steps(comm, candidate=trial.candidate):
-            options = {"density": 0.01, "wire": candidate.wire} if candidate.wire else {}
+            options = tuner.settings(Case(layout(4, 2), 1000, 0.01), candidate)
             reducer, gradients = (
                 make_reducer(candidate.reducer, Topology(comm), 20_011, **options),
                 Gradients(20_011),
@@ -275,13 +281,14 @@ def test_a_trial_takes_what_the_steps_take():
         assert trial.seconds == pytest.approx(median(map(max, zip(*of_ranks, strict=True))))
 
 
-def with_trial(given, reducer, wire, times, size=14_728_266, density=0.01):
+def with_trial(given, reducer, wire, times, size=14_728_266, density=0.01, options="{}"):
     """Return the profile with a trial that took so many times what is predicted."""
-    settings = {"density": density, "wire": wire} if wire else {}
+    settings = {"density": density} if REDUCERS[reducer].sparse else {}
+    settings |= ({"wire": wire} if wire else {}) | json.loads(options)
     seconds = predict(
         reducer, layout(8, 2), size, network=given.network, speeds=given.speeds, **settings
     ).seconds
-    trial = Trial(Candidate(reducer, wire), size, density, times * seconds)
+    trial = Trial(Candidate(reducer, wire, options), size, density, times * seconds)
     return dataclasses.replace(given, trials=(*given.trials, trial))
 
 
@@ -401,8 +408,9 @@ def test_a_latency_that_no_link_has_is_noticed(intra, inter, said):
 
 def test_a_trial_overrules_the_prediction():
     first = choose(1)
-    slower = with_trial(profile(1), first.reducer, first.options["wire"], 3.0)
-    slower = with_trial(slower, "oktopk", "fp32", 1.0)
+    of_first = json.dumps({name: value for name, value in first.options.items() if name != "wire"})
+    slower = with_trial(profile(1), first.reducer, first.options.get("wire"), 3.0, options=of_first)
+    slower = with_trial(slower, "oktopk", "fp32", 0.1)
     second = tuner.choose(slower, layout(8, 2), 14_728_266, 0.01)
     assert (second.reducer, second.options) == ("oktopk", {"wire": "fp32"})
 
@@ -519,6 +527,8 @@ def bytes_of_rank(reducer, nodes=EIGHT_NODES, **options):
 
 def every_candidate(nodes=EIGHT_NODES):
     for name, reducer in REDUCERS.items():
+        if reducer.sparse and "wire" not in reducer_options(name):
+            continue  # approximates otherwise than by entries
         for wire in tuner.SHORT_WIRES if reducer.sparse else ("",):
             yield bytes_of_rank(name, nodes, **({"wire": wire} if wire else {}))
 
@@ -539,7 +549,6 @@ def test_no_candidate_needs_fewer_local_steps_and_of_those_with_as_many_the_choi
 
 def test_the_reason_names_choice_and_budget():
     choice = tuner.choose_within(1_000, EIGHT_NODES, BUDGET_SIZE, DENSITY)
-    wire = choice.options["wire"]
-    assert choice.reason.startswith(f"{choice.reducer} with {wire}: ")
+    assert choice.reason.startswith(f"{labelled(choice)}: ")
     assert f"one every {choice.local_steps} steps" in choice.reason
     assert choice.reason.endswith("32 ranks on 8 nodes, at most 1 kB a step")

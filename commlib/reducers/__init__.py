@@ -5,15 +5,20 @@ from typing import Any
 
 from commlib.errors import InvalidArgument, shown
 from commlib.reducers.allgather import AllGather
+from commlib.reducers.arctopk import ARCTopK
 from commlib.reducers.base import Options, Reducer
 from commlib.reducers.dense import Dense
+from commlib.reducers.exdyna import ExDyna
 from commlib.reducers.gtopk import GTopK
-from commlib.reducers.hierarchical import Shards
 from commlib.reducers.hioktopk import HiOkTopK
 from commlib.reducers.hitopk import HiTopK
+from commlib.reducers.layouts import Shards
 from commlib.reducers.oktopk import OkTopK
+from commlib.reducers.powersgd import PowerSGD
 from commlib.reducers.report import Outcome, Report, StageSeconds
-from commlib.reducers.sparse import SelectingReducer, SparseOptions, State
+from commlib.reducers.residual import ResidualReducer, State
+from commlib.reducers.spardl import SparDL
+from commlib.reducers.sparse import SelectingReducer, SparseOptions
 from commlib.reducers.split import DSARSplit, SSARSplit
 from commlib.reducers.ssar_doubling import SSARDoubling
 from commlib.reducers.torus2d import Torus2D
@@ -32,6 +37,10 @@ REDUCERS: dict[str, type[Reducer]] = {
     "oktopk": OkTopK,
     "hitopk": HiTopK,
     "hioktopk": HiOkTopK,
+    "exdyna": ExDyna,
+    "spardl": SparDL,
+    "arctopk": ARCTopK,
+    "powersgd": PowerSGD,
 }
 
 WRAPPERS: dict[str, type[ReducerWrapper]] = {
@@ -51,6 +60,7 @@ __all__ = [
     "Reducer",
     "ReducerWrapper",
     "Report",
+    "ResidualReducer",
     "SelectingReducer",
     "Shards",
     "SparseOptions",
@@ -122,7 +132,7 @@ def reducer_options(name: str) -> dict[str, Any]:
     """Return the options that a reducer takes, with their defaults.
 
     >>> reducer_options("dense"), reducer_options("hitopk")
-    ({}, {'density': 0.01, 'selector': 'mstopk', 'wire': 'fp32', 'decay': 1.0})
+    ({}, {'density': 0.01, 'decay': 1.0, 'hierarchical': True, 'selector': 'mstopk', 'wire': 'fp32'})
     """
     return options_of(reducer_class(name), POSITIONAL)
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from commlib.cost import Cost, LinkSeconds, Step, Work, by_link, ring_bytes
+from commlib.cost import Cost, LinkSeconds, Step, Work, ring_traffic
 from commlib.reducers.base import Reducer
 from commlib.reducers.mean import MeanBuffer
 from commlib.reducers.report import Outcome
@@ -16,9 +16,7 @@ from commlib.vectors import VALUE_BYTES, Float32, is_finite, partition
 
 def _traffic(step: Step, rank: int) -> LinkBytes:
     """``2·d·(P − 1)/P`` values, all to the next rank of the ring: between nodes for a node's last rank."""
-    ring = [each for node in step.nodes for each in node]
-    right = ring[(ring.index(rank) + 1) % len(ring)]
-    return by_link(step.nodes, rank, {right: ring_bytes(step.size, len(ring), rank, right)})
+    return ring_traffic(step.nodes, rank, step.size)
 
 
 def _seconds(step: Step) -> LinkSeconds:

@@ -54,7 +54,7 @@ class GTopK(SelectingReducer):
     whose partner is beyond ``P`` sits the round out.
     """
 
-    cost = Cost(_traffic, _seconds, _work, is_exact=True)
+    cost = Cost(_traffic, _seconds, _work, is_exact=True, applied=lambda step: step.k)
 
     def _combine(self, selected: SparseVector) -> SparseVector:
         comm = self.comm

@@ -172,3 +172,43 @@ def exchange_message(comm: Communicator, message: Message, partner: int, workspa
     received = receive_message(comm, partner, workspace)
     request.wait()
     return received
+
+
+def pack(messages: Sequence[Message]) -> Message:
+    """Return the messages as one: the length of each, then all of them."""
+    lengths = np.array([len(message) for message in messages], np.int32)
+    return np.concatenate([lengths.view(np.uint8), *messages])
+
+
+def unpack(packed: Message, count: int) -> list[Message]:
+    """Return the ``count`` messages of ``packed``, which share its memory."""
+    start = count * np.dtype(np.int32).itemsize
+    lengths = packed[:start].view(np.int32)
+    return np.split(packed[start:], lengths.cumsum()[:-1])
+
+
+def exchange_packed(
+    comm: Communicator, messages: Sequence[Message], to: int, source: int, workspace: Workspace, count: int
+) -> list[Message]:
+    """Send messages as one to rank ``to``; return the ``count`` messages that ``source`` sent here.
+
+    They lie in the workspace until the next exchange.
+    """
+    request = comm.send_message(pack(messages), to)
+    received = receive_message(comm, source, workspace)
+    request.wait()
+    return unpack(received, count)
+
+
+def gather_doubling(
+    comm: Communicator, ranks: Sequence[int], message: Message, workspace: Workspace
+) -> list[Message]:
+    """Return the message of each of ``ranks``, in their order: Bruck's all-gather in ``⌈log₂ P⌉`` rounds."""
+    own, held = ranks.index(comm.rank), [message]  # held[i]: that of the rank i places to the right
+    while len(held) < len(ranks):
+        distance = len(held)
+        count = min(distance, len(ranks) - distance)
+        to, source = (ranks[(own + away) % len(ranks)] for away in (-distance, distance))
+        received = exchange_packed(comm, held[:count], to, source, workspace, count)
+        held += [each.copy() for each in received]
+    return [held[(place - own) % len(ranks)] for place in range(len(ranks))]

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commlib.cost import Cost, Group, LinkSeconds, Nodes, Step, Work, by_link, union
-from commlib.density import entries
+from commlib.cost import Cost, LinkSeconds, Step, Work, by_link, union
 from commlib.errors import InvalidArgument
 from commlib.reducers.messages import even_out, gather_entries, swap_in_buckets
-from commlib.reducers.sparse import SelectingReducer, SparseOptions, State
+from commlib.reducers.residual import State
+from commlib.reducers.sparse import SelectingReducer, SparseOptions
 from commlib.selection import GivenSelector
 from commlib.topology import LinkBytes, Topology
 from commlib.transport.base import Integers
@@ -18,56 +18,47 @@ from commlib.vectors import VALUE_BYTES, SparseVector, concatenate, index_dtype,
 from commlib.wire import Message
 
 
-def most_sent(nodes: Nodes, rank: int, k: int, size: int) -> LinkBytes:
-    """Return the most that a rank sends of ``size`` entries: split, magnitudes, balance, all-gather.
+def _most(step: Step) -> int:
+    return min(step.size, 2 * step.k)
+
+
+def _traffic(step: Step, rank: int) -> LinkBytes:
+    """At most the entries of the split, all magnitudes, and the entries of balance and all-gather.
 
     A rank selects at most ``2k`` entries between re-evaluations; the regions' sums are at most ``P`` times
     as many; at most ``2k`` reach the global threshold. The bound is for a step that re-evaluates the
     threshold: by the paper's equation 3 an ordinary balanced step sends at most ``6·k·(P − 1)/P`` words.
     """
-    ranks = sum(map(len, nodes))
+    ranks, size, selected = step.ranks, step.size, _most(step)
     entry = index_dtype(size).itemsize + VALUE_BYTES
-    selected = min(size, 2 * k)
     to_each = dict.fromkeys(range(ranks), 2 * selected * entry)
     to_each[(rank + 1) % ranks] += selected * entry + VALUE_BYTES * min(size, ranks * selected)
-    return by_link(nodes, rank, to_each)
-
-
-def seconds_among(step: Step, group: Group, k: float, size: float) -> float:
-    """Return the seconds to split and reduce, then to balance and gather, among the ranks of ``group``."""
-    parts = k / group.size
-    split = group.exchange(step.message(parts, size / group.size))
-    entry = index_dtype(round(size)).itemsize + VALUE_BYTES
-    gather = group.allgather_ints(3) + group.ring(entry * parts)
-    magnitudes = VALUE_BYTES * union(group.size, k, size) / group.size
-    regions: float = 2 * group.allgather_ints(1) / step.options["repartition_every"]
-    threshold: float = group.ring(magnitudes) / step.options["reevaluate_every"]
-    return split + gather + regions + threshold
-
-
-def summing(step: Step, k: float) -> Work:
-    """Return the work to add up a region and split its entries into applied and unapplied ones.
-
-    With a lossy codec, the entries that were sent are decoded as well.
-    """
-    work = Work(entry=3 * k, coded=k)
-    return work if step.codec.lossless else work + Work(entry=3 * k, coded=k, place=3 * k)
-
-
-def _traffic(step: Step, rank: int) -> LinkBytes:
-    return most_sent(step.nodes, rank, entries(step.density, step.size), step.size)
+    return by_link(step.nodes, rank, to_each)
 
 
 def _seconds(step: Step) -> LinkSeconds:
     """``6k·(P − 1)/P`` words at most (equation 3), on average over the steps of its periods."""
-    intra, inter = step.on_slowest_link(seconds_among(step, step.world, step.k, step.size))
+    group, size = step.world, step.size
+    parts = step.k / group.size
+    split = group.exchange(step.message(parts, size / group.size))
+    entry = index_dtype(size).itemsize + VALUE_BYTES
+    gather = group.allgather_ints(3) + group.ring(entry * parts)
+    magnitudes = VALUE_BYTES * union(group.size, step.k, size) / group.size
+    regions: float = 2 * group.allgather_ints(1) / step.options["repartition_every"]
+    threshold: float = group.ring(magnitudes) / step.options["reevaluate_every"]
+    intra, inter = step.on_slowest_link(split + gather + regions + threshold)
     compared_intra, compared_inter = step.rest_of_comparison(0.0)
     return intra + compared_intra, inter + compared_inter
 
 
 def _work(step: Step) -> Work:
-    """Select; split, reduce, gather the ``k`` entries of the result, and keep what is not in it."""
-    return step.selecting(step.size, step.k) + summing(step, step.k) + step.placing(step.k)
+    """Select; split, reduce, gather the ``k`` entries of the result, and keep what is not in it.
+
+    With a lossy codec, the entries that were sent are decoded as well.
+    """
+    k = step.k
+    work = step.selecting(step.size, k) + Work(entry=3 * k, coded=k) + step.placing(k)
+    return work if step.codec.lossless else work + Work(entry=3 * k, coded=k, place=3 * k)
 
 
 BUCKET_RANKS = 4  # so many sends and receives are under way while the bucket before is added up
@@ -83,6 +74,7 @@ class OkTopKOptions(SparseOptions):
     leftovers: str
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("repartition_every", "reevaluate_every"):
             period = getattr(self, name)
             if type(period) is not int or period < 1:
@@ -111,7 +103,10 @@ class OkTopK(SelectingReducer):
     local ∩ global rule), or the ``owner`` of the region their sum.
     """
 
-    cost = Cost(_traffic, _seconds, _work, is_exact=False)
+    cost = Cost(
+        _traffic, _seconds, _work, is_exact=False, applied=lambda step: step.k, most=lambda step: 2 * step.k
+    )
+    compares_first = True
     options: OkTopKOptions
     state: OkTopKState
 

@@ -1,136 +1,55 @@
-"""Sparse reducers: add the residual, select entries, combine the selections of all ranks, spread the sum.
+"""Reducers of selected entries: add the residual, select, combine the selections, spread the sum.
 
-An algorithm derives from :class:`SelectingReducer` and defines ``_combine`` alone.
+An algorithm derives from :class:`SelectingReducer` and defines ``_combine`` alone, or from
+:class:`SparseReducer` if it selects more than once.
 """
 
-import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from copy import copy
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
-import numpy as np
-
-from commlib.agreement import check_settings
-from commlib.arrays import compiled, empty, is_on_gpu, memory_errors, to_host
-from commlib.density import check_density, entries
 from commlib.errors import InvalidArgument, NonFiniteInput
-from commlib.kernels import kernels_of
-from commlib.reducers.base import Options, Reducer
-from commlib.reducers.mean import AnyMeanBuffer
-from commlib.reducers.report import Forgotten, Outcome
+from commlib.reducers.residual import ResidualOptions, ResidualReducer
 from commlib.selection import EVERYTHING, GivenSelector, Selector
 from commlib.topology import Topology
 from commlib.vectors import Float32, Index, SparseVector, non_finite
-from commlib.wire import Codec, Message
+from commlib.wire import Codec
 
 
 @dataclass(frozen=True)
-class SparseOptions(Options):
-    """The share of the entries that is sent, the names of selector and codec, and the residual's decay."""
+class SparseOptions(ResidualOptions):
+    """The names of selector and codec."""
 
-    density: float
     selector: GivenSelector
     wire: str
-    decay: float
 
 
-class Flat:
-    """The flat layout: every rank selects from its whole gradient, and all ranks combine their selections.
+class SparseReducer(ResidualReducer):
+    """A reducer with a selector and a codec for entries.
 
-    ``comm``: the ranks that combine; ``link``: the stage that their exchange counts as. ``low``, ``length``:
-    the range of entries that this rank selects from. ``of_node``: whether what a rank selects is its whole
-    node's. ``takes_entries``: whether ``collect`` takes a ``SparseVector``, and returns it, also where a
-    selector then picks some of its entries.
+    With the selector ``all`` it sends all entries that are not 0, and keeps no residual: ``sends_all``.
     """
 
-    of_node: ClassVar[bool] = False
-    takes_entries: ClassVar[bool] = True
-
-    def __init__(self, topology: Topology, size: int) -> None:
-        self.comm = topology.world
-        self.link = topology.slowest_link
-        self.low, self.length = 0, size
-
-    def collect(self, reducer: "SelectingReducer", gradient: Any) -> Any:
-        """Return the vector of ``length`` entries that this rank selects from."""
-        return gradient
-
-    def spread(
-        self, reducer: "SelectingReducer", combined: SparseVector, selected: int, buffer: AnyMeanBuffer
-    ) -> Outcome:
-        """Return the mean of the sum ``combined``, or none if finite parts add up to an infinity."""
-        if not combined.is_finite:  # all ranks hold the same sum, and find the same
-            return Outcome(None)
-        with reducer.measure("combine"):
-            mean = combined.divided_by(reducer.topology.world.size, out=combined.values)
-            written = buffer.scatter([(0, mean)])
-        return Outcome(written, selected, combined.nnz)
-
-
-@dataclass(frozen=True)
-class State:
-    """State of an algorithm besides residual and selector; an algorithm with state derives a class."""
-
-
-class SelectingReducer(Reducer):
-    """A reducer that sends a share ``density`` of the entries and keeps the rest as residual, in four steps.
-
-    Collect the entries that this rank selects from; add the residual and select; combine with the selections
-    of the ranks of ``comm``; spread the sum to all. An algorithm is the third step, ``_combine``. ``layout``
-    says which entries and ranks these are: every rank's own gradient and the world, or with
-    :class:`commlib.reducers.hierarchical.Shards` shards of the node's sum and the owners of each.
-
-    The residual is multiplied by ``decay`` before a gradient is added; the loss is reported. With the
-    selector ``all`` the reducer sends all entries that are not 0, and keeps no residual: ``sends_all``.
-
-    ``comm``, ``link``, ``length``: of the layout, see :class:`Flat`. ``k``: entries that are selected.
-    ``state``: ``_combine`` replaces it by a new value when a step changes it; a skipped step restores it. The
-    class has more methods than others: the services that algorithms use, and a reducer's state.
-    """
-
-    sparse: ClassVar[bool] = True
-    layout_type: ClassVar[type[Flat]] = Flat
     options: SparseOptions
-    state: Any = State()
 
     def __init__(
         self,
         topology: Topology,
         size: int,
         *,
-        density: float = 0.01,
         selector: GivenSelector = "mstopk",
         wire: str = "fp32",
-        decay: float = 1.0,
+        **options: Any,
     ) -> None:
-        super().__init__(topology, size)
-        self.options = SparseOptions(check_density(density), selector, wire, check_density(decay, "decay"))
-        self.kernels = kernels_of(self.arrays)
         self.sends_all = selector == EVERYTHING
+        self.keeps_residual = not self.sends_all
+        super().__init__(topology, size, **options)
+        self.options = SparseOptions(**asdict(self.options), selector=selector, wire=wire)
         self.selector = self._make_selector()
         self.codec = self.kernels.make_codec(wire)
         self._check_all_is_sent(self.density)
-        # Final sums travel without loss: no rank could keep the rounding errors.
-        self.lossless = self.kernels.make_codec("fp32")
-        layout = self.layout = self.layout_type(topology, self.size)
-        self.comm, self.link, self.length = layout.comm, layout.link, layout.length
-        self.k = entries(self.density, self.length)
-        self._forgotten = Forgotten()  # in the step that is under way
-        self._encoded = 0  # messages of the step that is under way
-        self._buffer: AnyMeanBuffer | None = None  # for the mean of that step
-        self._selected = self._proposed = SparseVector.empty(self.length, self.arrays)
-        self._state_before = self.state, self.selector.state_dict()
-        kept = 0 if self.sends_all else self.length
-        with memory_errors(self):
-            self._residual = self.arrays.zeros(kept, np.float32)
-            self._spare = self.arrays.empty(kept, np.float32)  # the next residual is made in it
-
-    @property
-    def density(self) -> float:
-        """The density of the next step."""
-        return self.options.density
+        self._selector_before = self.selector.state_dict()
 
     def _make_selector(self) -> Selector:
         """Return a new selector, unused if ``sends_all``."""
@@ -152,16 +71,33 @@ class SelectingReducer(Reducer):
             raise InvalidArgument(f"{option}: {expected}, got {name}")
 
     def set_density(self, density: float) -> None:
-        """Select another share of the entries from the next step on; the residual stays as it is.
-
-        All ranks call it between the same two steps; a rank that did not is found in the next one.
-        """
-        self._check_all_is_sent(check_density(density))
-        self.options = replace(self.options, density=check_density(density))
+        """See :meth:`ResidualReducer.set_density`."""
+        self._check_all_is_sent(density)
+        super().set_density(density)
         # The old selector may remember a threshold for another k.
         self.selector = self._make_selector()
-        self._shared = None
-        self.k = entries(self.density, self.length)
+
+    def _discard(self) -> None:
+        super()._discard()
+        self.selector.load_state_dict(self._selector_before)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"selector": self.selector.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.selector.load_state_dict(state["selector"])
+
+
+class SelectingReducer(SparseReducer):
+    """A reducer whose ranks each select ``k`` entries, and send those.
+
+    An algorithm is how the selections are combined, ``_combine``.
+    """
+
+    def __init__(self, topology: Topology, size: int, **options: Any) -> None:
+        super().__init__(topology, size, **options)
+        self._selected = self._proposed = SparseVector.empty(self.length, self.arrays)
 
     def sent_indices(self, mean: Float32) -> Index:
         """See :meth:`Reducer.sent_indices`; of a node that selects together, what was applied.
@@ -180,23 +116,21 @@ class SelectingReducer(Reducer):
         """See :attr:`Reducer.takes_entries`: if each rank selects from its own gradient, or all is sent."""
         return self.layout.takes_entries or self.sends_all
 
-    def _reduce(self, gradient: Float32 | SparseVector, buffer: AnyMeanBuffer) -> Outcome:
-        self._encoded, self._buffer = 0, buffer
-        self._forgotten = Forgotten()
-        self._state_before = self.state, self.selector.state_dict()
-        selected = self._select(gradient)
+    def _exchange(self, collected: Float32 | SparseVector) -> tuple[SparseVector, int]:
+        self._selector_before = self.selector.state_dict()
+        selected = self._select(collected)
         combined = self._combine(selected)
-        self._proposed, self._buffer = selected, None
-        outcome = self.layout.spread(self, combined, selected.nnz, buffer)
-        return replace(outcome, forgotten=self._forgotten)
+        self._proposed = selected
+        return combined, selected.nnz
 
-    def _select(self, gradient: Float32 | SparseVector) -> SparseVector:
+    def _select(self, collected: Float32 | SparseVector) -> SparseVector:
         """Return the entries that this rank sends, removed from its next residual, or a NaN."""
-        collected, accumulated = self.layout.collect(self, gradient), self._spare
+        accumulated = self._spare
         if self.sends_all:
             with self.measure("select"):
-                is_sparse = isinstance(collected, SparseVector)
-                return collected if is_sparse else SparseVector.from_dense(collected)
+                if isinstance(collected, SparseVector):
+                    return collected
+                return SparseVector.from_dense(collected)
         residual = self._decayed()
         with self.measure("select"):
             try:
@@ -212,22 +146,9 @@ class SelectingReducer(Reducer):
             selected.subtract_from(accumulated)
         return selected
 
-    def _decayed(self) -> Float32:
-        """Return ``β·e`` of the residual ``e``."""
-        if self.options.decay == 1:
-            return self._residual
-        kept: Float32 = self.workspace.get("decayed", self.length)
-        with self.measure("select"):
-            self._forgotten = decayed(self._residual, self.options.decay, out=kept)
-        return kept
-
     def _commit(self) -> None:
-        self._residual, self._spare = self._spare, self._residual
+        super()._commit()
         self._selected = self._proposed
-
-    def _discard(self) -> None:
-        self.state, selector_state = self._state_before
-        self.selector.load_state_dict(selector_state)
 
     @abstractmethod
     def _combine(self, selected: SparseVector) -> SparseVector:
@@ -237,106 +158,3 @@ class SelectingReducer(Reducer):
         Entries of ``selected``, or of a sum, that are not in the result have to be dropped: those of
         ``selected`` have been taken from the residual. The caller overwrites the values of the result.
         """
-
-    def sum_sparse(self, vectors: Sequence[SparseVector], at: int = 0) -> SparseVector:
-        """Return the sum, in order, of vectors whose index 0 is entry ``at`` of the own range.
-
-        The sum is valid until the next ``sum_sparse`` of this step. A dense sum lies in the memory of the
-        mean: if it is the first of the vectors, the others are added to it in place.
-        """
-        return self.kernels.sum_sparse(
-            vectors, dense=lambda size: self.part_of_mean(at, size), allocate=self.workspace.get
-        )
-
-    def part_of_mean(self, at: int, size: int) -> Float32:
-        """Return the part of the mean's memory that begins at ``at`` of the own range, uninitialized.
-
-        On a GPU, where sums are made apart from each other, it is a new array.
-        """
-        if self.arrays is not np:
-            return empty(size, self.arrays)
-        low = self.layout.low + at
-        assert self._buffer is not None, "a step is under way"
-        return self._buffer.dense()[low : low + size]
-
-    def drop(self, vector: SparseVector, at: int = 0) -> None:
-        """Keep the entries of ``vector``, which begins at ``at`` of the own range, for a later step."""
-        assert not (self.sends_all and vector.nnz), "where all is sent there is no residual"
-        vector.add_to(self._spare[at : at + vector.size])  # which is the next residual if this step counts
-
-    def take_off(self, vector: SparseVector, at: int = 0) -> None:
-        """Subtract entries that other ranks apply from the entries that ``drop`` keeps."""
-        vector.subtract_from(self._spare[at : at + vector.size])
-
-    def encode(
-        self, vector: SparseVector, at: int = 0, *, codec: Codec | None = None, keeps: bool = True
-    ) -> Message:
-        """Return the message for ``vector``, which begins at ``at`` of the own range, in the reducer's codec.
-
-        What the codec rounds away is dropped, unless another rank that encodes the same vector keeps it. The
-        message may share the memory of a dense vector.
-        """
-        codec = codec or self.codec
-        with self.measure("combine"):
-            message = (
-                codec.encode(vector, self._message_buffer) if self.arrays is np else codec.encode(vector)
-            )
-            if keeps and not codec.lossless:
-                self.drop(vector, at)
-                self.take_off(codec.decode(message, vector.size), at)
-        return message
-
-    def _message_buffer(self, length: int) -> Message:
-        """Return memory for a message, shared with no other message of this step."""
-        self._encoded += 1
-        message: Message = self.workspace.get(f"encoded {self._encoded}", length, np.uint8)
-        return message
-
-    @property
-    def residual(self) -> Float32:
-        residual = super().residual
-        if not self.sends_all:
-            residual[self.layout.low : self.layout.low + self.length] += self._residual
-        return residual
-
-    def state_dict(self) -> dict[str, Any]:
-        # The residual has the entries low … low + length − 1.
-        own = {"low": self.layout.low, "residual": to_host(self._residual.copy())}
-        return super().state_dict() | {"selector": self.selector.state_dict()} | asdict(self.state) | own
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_settings(state["settings"], self.settings())
-        if state["residual"].shape != self._residual.shape:
-            found, expected = len(state["residual"]), len(self._residual)
-            raise InvalidArgument(f"state: a residual of {found} entries, this rank's has {expected}")
-        super().load_state_dict(state)
-        self.selector.load_state_dict(state["selector"])
-        own = {field.name: copy(state[field.name]) for field in fields(self.state)}
-        self.state = replace(self.state, **own)
-        self._residual = self.arrays.array(state["residual"], np.float32)
-
-
-LANES = 16  # sums that do not wait for each other
-
-
-def decayed(residual: Float32, decay: float, out: Float32) -> Forgotten:
-    """Write ``decay·residual`` to ``out``; return what the decay removed from the residual."""
-    np.multiply(residual, np.float32(decay), out=out)
-    if is_on_gpu(residual):
-        lacking = residual.astype(np.float64) - out
-        total, squares = float(lacking.sum()), float((lacking * lacking).sum())
-    else:
-        total, squares = _sums(residual, out)
-    return Forgotten(math.sqrt(squares), total)
-
-
-@compiled
-def _sums(residual: Float32, kept: Float32) -> tuple[float, float]:
-    """Return the sum of ``residual - kept`` and the sum of its squares."""
-    totals, squares = np.zeros(LANES), np.zeros(LANES)
-    for first in range(0, len(residual), LANES):
-        for i in range(first, min(first + LANES, len(residual))):
-            lacking = np.float64(residual[i]) - np.float64(kept[i])
-            totals[i - first] += lacking
-            squares[i - first] += lacking * lacking
-    return totals.sum(), squares.sum()

@@ -79,6 +79,10 @@ def _dsar_work(step: Step) -> Work:
     return step.selecting(step.size, step.k) + split + step.rounding(step.k)
 
 
+def _size(step: Step) -> int:
+    return step.size
+
+
 class SplitReducer(SelectingReducer):
     """The first half of both algorithms: the owner of each range adds up its entries in rank order."""
 
@@ -141,6 +145,7 @@ class DSAROptions(SparseOptions):
     sums: str
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.sums not in VALUE_CODECS:
             raise InvalidArgument(f"sums: expected one of {', '.join(VALUE_CODECS)}, got {self.sums!r}")
 
@@ -152,7 +157,7 @@ class DSARSplit(SplitReducer):
     ``qsgd2`` are the low precision of SparCML's section 6. What it rounds away stays with the range's owner.
     """
 
-    cost = Cost(_dsar_traffic, _dsar_seconds, _dsar_work, is_exact=False)
+    cost = Cost(_dsar_traffic, _dsar_seconds, _dsar_work, is_exact=False, applied=_size, most=_size)
     options: DSAROptions
 
     def __init__(self, topology: Topology, size: int, *, sums: str = "fp32", **options: Any) -> None:

@@ -56,7 +56,7 @@ def _seconds_of(hops: Sequence[tuple[int, int, int]], world: Group) -> float:
             seconds += _through_cards(beyond, world.network.inter) + world.hop(distance, message_bytes)
             beyond = []
         else:
-            beyond.append((message_bytes, senders))
+            beyond.append((message_bytes, senders * world.sharing))
     return seconds + _through_cards(beyond, world.network.inter)
 
 

@@ -128,6 +128,7 @@ class DistributedGradients(Exchange):
             topology,
             [bucket.size for bucket in self._buckets],
             config,
+            shapes=[[self._shapes[number] for number in bucket.variables] for bucket in self._buckets],
             tables=[number for number, bucket in enumerate(self._buckets) if bucket.table is not None],
             table_config=table_config,
             overlap=overlap and is_cut,

@@ -251,7 +251,10 @@ class DistributedGradients(Closing):
         """Make the reducers of these buckets; the residuals of the reducers before them follow."""
         before, residual = self.exchange, self.residual
         sizes = [self._ends(names)[-1] for names in layout]
-        self.exchange = BucketExchange(self.topology, sizes, self.config, overlap=self._overlap)
+        shapes = [[tuple(self._parameters[name].shape) for name in names] for names in layout]
+        self.exchange = BucketExchange(
+            self.topology, sizes, self.config, shapes=shapes, overlap=self._overlap
+        )
         self.exchange.record(self._recorder)
         self._layout = [list(names) for names in layout]
         names = [name for bucket in layout for name in bucket]

@@ -65,7 +65,8 @@ class LocalSteps(Closing):
         self.report: Report | None = None
         self._model, self._optimizer, self._taken = model, optimizer, 0
         size = sum(parameter.numel() for parameter in self._parameters)
-        self.exchange = BucketExchange(topology, [size], config)
+        shapes = [tuple(parameter.shape) for parameter in self._parameters]
+        self.exchange = BucketExchange(topology, [size], config, shapes=[shapes])
         self._rounds = Rounds(OuterSgd(rate, momentum, nesterov=nesterov), self._reduce)
         self._before: dict[str, Any] = {}  # the optimizer's state and the buffers at the begin of the round
         # A forward pass changes buffers, and the model may have been loaded since the last round.

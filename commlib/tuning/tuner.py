@@ -23,6 +23,7 @@ from commlib.vectors import Float32
 
 DENSE = Candidate("dense")
 LEAST_GAIN = 0.1  # of dense's seconds, for which another reducer is worth it
+HAVE_HIERARCHICAL = ("allgather", "oktopk")  # as hitopk and hioktopk
 FEW_ENTRIES = 100  # applied in a step: a sparse reducer may then cost accuracy
 MOST_LONGER = 1.1
 MOST_BUCKETS = 16
@@ -59,17 +60,28 @@ class Case:
         return f"{self.size:,} entries at density {self.density:g}, {ranks} ranks on {on}"
 
 
-def candidates(wires: Sequence[str] = WIRES) -> list[Candidate]:
-    """Return all reducers that declare their cost, the sparse ones with each of ``wires``.
+def candidates(wires: Sequence[str] = WIRES, *, between_nodes: bool = True) -> list[Candidate]:
+    """Return all reducers that declare their cost, those with a codec with each of ``wires``.
 
-    The reducers of ``REDUCERS`` and of the installed packages' entry points.
+    The reducers of ``REDUCERS`` and of the installed packages' entry points; with ``between_nodes`` also the
+    hierarchical variants of those that have no name of their own.
     """
-    return [
-        Candidate(name, wire)
-        for name in names(REDUCERS, "reducer")
-        if _why_not(name) is None
-        for wire in (wires if "wire" in reducer_options(name) else (None,))
-    ]
+    found = []
+    for name in names(REDUCERS, "reducer"):
+        if _why_not(name) is not None:
+            continue
+        options = reducer_options(name)
+        variants = ["{}"]
+        if between_nodes and options.get("hierarchical") is False and name not in HAVE_HIERARCHICAL:
+            variants.append('{"hierarchical": true}')
+        wired = wires if "wire" in options else (None,)
+        found += [Candidate(name, wire, variant) for variant in variants for wire in wired]
+    return found
+
+
+def _is_between(nodes: Sequence[Sequence[int]]) -> bool:
+    """Return whether a hierarchical reducer differs from the flat one on these nodes."""
+    return len(nodes) > 1 and max(map(len, nodes)) > 1
 
 
 def left_out() -> str | None:
@@ -163,7 +175,7 @@ def expect(profile: Profile, case: Case) -> dict[Candidate, float]:
     predicted seconds in the candidate's trials that are nearest to this case in size and density (if it has
     none, in the trials of other candidates).
     """
-    known = candidates()
+    known = candidates(between_nodes=_is_between(case.nodes))
     trials = [trial for trial in profile.trials if trial.candidate in known]
     predicted = {trial: _predict(profile, _case_of(trial, case), trial.candidate) for trial in trials}
     ratios = {trial: trial.seconds / seconds for trial, seconds in predicted.items()}
@@ -195,7 +207,9 @@ def _nearest(trials: Sequence[Trial], case: Case) -> list[Trial]:
 
 def settings(case: Case, candidate: Candidate) -> dict[str, Any]:
     """Return the options that the candidate is made with."""
-    given = {"density": case.density, "wire": candidate.wire} if candidate.wire else {}
+    given: dict[str, Any] = {"wire": candidate.wire} if candidate.wire else {}
+    if reducer_class(candidate.reducer).sparse:
+        given["density"] = case.density
     return given | json.loads(candidate.options)
 
 
@@ -352,16 +366,19 @@ def choose_within(bytes_per_step: float, nodes: Sequence[Sequence[int]], size: i
     >>> nodes = [range(8 * node, 8 * node + 8) for node in range(16)]
     >>> choice = choose_within(1000, nodes, size=1_000_000, density=0.01)
     >>> choice.reducer, choice.options, choice.local_steps
-    ('hioktopk', {'wire': 'gap+lloyd2'}, 14)
+    ('spardl', {'wire': 'gap+lloyd2', 'hierarchical': True}, 12)
     """
     case = Case(nodes, size, check_density(density))
-    sent = {each: _bytes_of_rank(case, each) for each in candidates(SHORT_WIRES)}
+    known = candidates(SHORT_WIRES, between_nodes=_is_between(nodes))
+    # Rows and factors approximate otherwise than entries, for which it is known how many local steps do.
+    known = [each for each in known if each.wire or not reducer_class(each.reducer).sparse]
+    sent = {each: _bytes_of_rank(case, each) for each in known}
     steps = {each: max(1, ceil(of_rank / bytes_per_step)) for each, of_rank in sent.items()}
     best = min(sent, key=lambda each: (steps[each], -sent[each]))
     exchange = f"{sent[best] / 1e3:.3g} kB a rank and exchange, one every {steps[best]} steps"
     return Choice(
         reducer=best.reducer,
-        options={"wire": best.wire} if best.wire else {},
+        options=({"wire": best.wire} if best.wire else {}) | json.loads(best.options),
         seconds=0.0,
         dense_seconds=0.0,
         reason=f"{best}: {exchange}; {case}, at most {bytes_per_step / 1e3:.3g} kB a step",

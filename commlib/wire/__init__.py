@@ -5,7 +5,8 @@ for the other, or both joined by ``+``.
 
 Indices: ``raw32`` plain, ``gap`` in 8.1 bits at density 1 % and 11.5 at 0.1 %, ``bitmap`` in one bit for each
 entry of the vector. Values: ``fp32``, ``fp16`` and ``bf16`` plain, ``qsgd8``, ``qsgd4`` and ``qsgd2`` in so
-many bits and a scale for every 512, ``lloyd4`` to ``lloyd1`` in so many bits and what 1,024 have in common.
+many bits and a scale for every 512, ``hadamard8`` and ``hadamard4`` the same after a rotation, ``lloyd4`` to
+``lloyd1`` in so many bits and what 1,024 have in common.
 
 >>> for name in ("fp32", "gap", "gap+fp16", "gap+qsgd4", "gap+lloyd2"):
 ...     print(f"{name:10} {make_codec(name).message_bytes(250_000, 25_000_000):7} bytes")
@@ -19,6 +20,7 @@ gap+lloyd2  338882 bytes
 from commlib.errors import InvalidArgument
 from commlib.registry import resolve
 from commlib.wire.base import Bf16, Codec, Fp16, Fp32, IndexCodec, Message, Raw32, ValueCodec
+from commlib.wire.hadamard import Hadamard4, Hadamard8
 from commlib.wire.indices import Bitmap, Gap
 from commlib.wire.lloyd import Lloyd1, Lloyd2, Lloyd3, Lloyd4
 from commlib.wire.qsgd import Qsgd2, Qsgd4, Qsgd8
@@ -30,6 +32,8 @@ VALUE_CODECS: dict[str, type[ValueCodec]] = {
     "qsgd8": Qsgd8,
     "qsgd4": Qsgd4,
     "qsgd2": Qsgd2,
+    "hadamard8": Hadamard8,
+    "hadamard4": Hadamard4,
     "lloyd4": Lloyd4,
     "lloyd3": Lloyd3,
     "lloyd2": Lloyd2,

@@ -5,7 +5,7 @@ import pytest
 
 from commlib import InvalidArgument, Topology, make_reducer
 from commlib.reducers.report import Forgotten
-from commlib.reducers.sparse import decayed
+from commlib.reducers.residual import decayed
 from commlib.transport import simulated
 from tests.exchanges import whole_exchange
 from tests.gpu.fake_cupy import FakeCuPy

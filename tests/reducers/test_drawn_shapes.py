@@ -121,4 +121,6 @@ def test_many_steps_keep_every_promise(name, shape):
     lost = np.abs(world_size * applied + residuals - given_)
     # Each term is rounded in at most one sum a step and rank; denormals in units of 2⁻¹⁴⁹.
     terms = STEPS + world_size
+    if name == "powersgd":  # whose mean, and so what is kept of it, is not zero where gradients are
+        magnitude = np.full(size, np.linalg.norm(magnitude))
     np.testing.assert_array_less(lost, terms * 2.0**-23 * magnitude + terms * world_size * 2.0**-148 + 1e-300)

@@ -16,6 +16,7 @@ RANKS = NODES * RANKS_PER_NODE
 # Messages of all ranks in a step, inside nodes and between them, at two nodes of four ranks.
 RING, ALL_TO_ALL = (7 * 6, 7 * 2), (RANKS * 3, RANKS * 4)
 INSIDE = (RANKS * 3, 0)
+DOUBLING = ((6, 2), (4, 4), (0, RANKS))  # to the rank one, two and four beyond
 MESSAGES = {
     "dense": (RING, RING),
     "torus2d": (INSIDE, (0, RANKS), (0, RANKS), INSIDE),
@@ -27,6 +28,10 @@ MESSAGES = {
     "oktopk": (ALL_TO_ALL, RING, RING),  # magnitudes for the global threshold, and the result
     "hitopk": (INSIDE, (0, RANKS), INSIDE),
     "hioktopk": (INSIDE, (0, RANKS), (0, RANKS), (0, RANKS), INSIDE),
+    "exdyna": (RING, RING, RING),
+    "spardl": (*DOUBLING, *DOUBLING),
+    "arctopk": (RING, RING, RING, RING),
+    "powersgd": (RING, RING, *DOUBLING, RING, RING),
 }
 
 
@@ -80,6 +85,8 @@ def test_a_step_is_its_messages_and_a_comparison_of_one_integer(name):
     expected = Counter({("world", "start_allgather_ints", 1): 1})
     if name in ("oktopk", "hioktopk"):  # is it finite, how many entries are there, and how many are large
         expected["world" if name == "oktopk" else "stream", "start_allgather_ints", 3] = 1
+    if name == "exdyna":  # is it finite, and how many entries are there
+        expected["world", "start_allgather_ints", 2] = 1
     assert noted == [expected] * RANKS
     inter = sum(transfer.is_inter for transfer in transfers)
     assert (len(transfers) - inter, inter) == tuple(np.sum(MESSAGES[name], axis=0))

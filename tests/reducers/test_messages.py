@@ -82,4 +82,4 @@ def test_a_report_counts_what_this_rank_selected_and_what_all_applied(name):
 def test_hitopk_adds_up_the_entries_of_every_node(nodes):
     layout = [range(4 * node, 4 * node + 4) for node in range(nodes)]
     step = Step(layout, 40_000, reducer_options("hitopk") | {"density": 0.01}, Network())
-    assert REDUCERS["hitopk"].cost.work(step).entry == pytest.approx(nodes * 100)
+    assert REDUCERS["hitopk"].cost.hierarchical().work(step).entry == pytest.approx(nodes * 100)

@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 
 from commlib import REDUCERS, SparseVector, Topology, bytes_sent, make_reducer
+from commlib.reducers import SelectingReducer, reducer_options
 from commlib.transport import Request, simulated
 from commlib.vectors import concatenate, index_dtype, partition, sum_sparse
 from commlib.wire import make_codec
 from tests.extent import more
 
 SPARSE = [name for name, reducer in REDUCERS.items() if reducer.sparse]
+SELECTING = [name for name in SPARSE if issubclass(REDUCERS[name], SelectingReducer)]  # the k largest of each
 
 
 def sparse(size: int, entries: Mapping[int, float]) -> SparseVector:
@@ -159,8 +161,8 @@ def test_the_cost_formulas_count_bytes_past_32_bits():
     assert bytes_sent("allgather", nodes, 0, FAR, density=0.01).inter == 3 * 12 * 85_899_346
     assert bytes_sent("dense", nodes, 0, FAR).inter == 2 * 3 * 2**31 * 4
     for name in REDUCERS:
-        sent = bytes_sent(name, nodes, 0, FAR, **with_density(name, 0.02)).inter
-        assert sent > 2**31
+        sent = bytes_sent(name, nodes, 0, FAR, **with_density(name, 0.05)).inter
+        assert sent > 2**31 or name == "powersgd"  # whose factors are short
         assert isinstance(sent, int)
 
 
@@ -176,7 +178,7 @@ def test_one_rank_alone_applies_its_gradient_and_keeps_nothing(name):
     assert simulated.run(body, 1) == [([gradient.tobytes() for gradient in gradients], False)]
 
 
-@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize("name", SELECTING)
 def test_fewer_selected_entries_than_ranks_reduce_to_what_they_are(name):
     """Ok-Topk C-K4: with fewer than P entries all boundaries are equal, with none it stops."""
     gradients = [dense(50, {7 + rank // 4: 8.0}) for rank in range(8)]
@@ -187,7 +189,7 @@ def test_fewer_selected_entries_than_ranks_reduce_to_what_they_are(name):
     assert sum(residuals).sum() == (4 * 8 if is_top_k else 0)
 
 
-@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize("name", SELECTING)
 def test_tied_magnitudes_still_select_k(name, value=-3.0):
     """Ok-Topk C-K4, MSTopK C-M3: a strict threshold selects none of equal entries, a lax one all of them."""
     mean, residuals, reports = reduce_once(name, [np.full(100, value, np.float32)] * 3, density=0.05)
@@ -262,7 +264,7 @@ def test_the_volume_stays_bounded_while_gradients_grow(leftovers):
         assert max(sent for _, _, sent, _ in seen) > 0
 
 
-@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize("name", SELECTING)
 def test_the_kth_value_is_sent_or_kept_but_neither_lost_nor_doubled(name):
     """Ok-Topk C-K10 (TopkDSA): the residual of k entries is zeroed, and k − 1 pass a strict threshold."""
     values = {10: 9.0, 20: -7.0, 30: 5.0, 40: 3.0, 50: -2.0}
@@ -291,7 +293,7 @@ def test_a_saved_state_is_a_copy_and_holds_the_residual(name):
     assert simulated.run(body, 3) == [True] * 3
 
 
-@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize("name", SELECTING)
 def test_fewer_non_zeros_than_k_are_neither_repeated_nor_overwritten(name):
     """gTop-k C-G4: merged entries stay behind as zeros under the same index, and one may be written last."""
     # k = 5: rank 1 fills up with the zeros at 0, 1, 2, 4, where rank 0 holds values, and so on
@@ -391,7 +393,8 @@ def watch(comm, started):
 @pytest.mark.parametrize("name", REDUCERS)
 def test_every_message_is_waited_for_and_left_alone_until_then(name, wire):
     """SparCML C-S3: requests are never waited for, and their buffers are freed."""
-    options = {"density": 0.05, "wire": wire} if REDUCERS[name].sparse else {}
+    given = {"density": 0.05, "wire": wire}
+    options = {option: value for option, value in given.items() if option in reducer_options(name)}
 
     def body(comm):
         started = []
@@ -413,7 +416,7 @@ def test_every_message_is_waited_for_and_left_alone_until_then(name, wire):
 # ------------------------------------------------------------- HiTopKComm
 
 
-@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize("name", [name for name in SPARSE if name != "powersgd"])
 def test_an_index_that_two_nodes_pick_is_added_up(name):
     """HiTopKComm (Espresso) C-H1: the second node's value overwrites the first's."""
     gradients = [
@@ -430,7 +433,7 @@ def test_an_index_that_two_nodes_pick_is_added_up(name):
 # ------------------------------------------------------------- others
 
 
-@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize("name", SELECTING)
 def test_what_half_precision_rounds_away_is_kept_by_the_rank_that_rounded(name):
     """DGC: values are rounded to fp16 after the residual was taken: the error is fed back nowhere."""
     # fp16 has eleven bits: 2⁻¹² of 1 + 2⁻¹² does not fit.

@@ -180,8 +180,8 @@ WRONG = {
     "selector=exact": "selector: expected inside the reducer: ",
     "phases.0.reducer.density=2": "phases[0].reducer.density: expected a number in (0, 1], got 2",
     "reducer={name: oktopk, leftover: owner}": "reducer.leftover: oktopk has no such option (its options: "
-    "density, selector, wire, decay, repartition_every, reevaluate_every, leftovers, wrappers), did you mean "
-    '"leftovers"?',
+    "density, decay, hierarchical, selector, wire, repartition_every, reevaluate_every, leftovers, "
+    'wrappers), did you mean "leftovers"?',
     "phases.1.reducer.leftovers=owner": "phases[1].reducer.leftovers: dense has no such option (its options: "
     "none)",
     "phases.0.reducer={name: auto, wire: gap}": "phases[0].reducer.wire: auto picks its own; got 'gap'",

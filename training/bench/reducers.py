@@ -19,7 +19,7 @@ from commlib.agreement import differing, digest
 from commlib.density import check_density
 from commlib.errors import InvalidArgument, look_up
 from commlib.prediction import predict
-from commlib.reducers import StageSeconds
+from commlib.reducers import StageSeconds, reducer_options
 from commlib.transport import simulated
 from commlib.transport.mpi import WORLD_SIZES
 from commlib.tuning.probe import Gradients
@@ -206,8 +206,8 @@ class Plan:
             make_codec(wire)
         for name in self.reducers:
             look_up(REDUCERS, "reducer", name)
-        if self.wires and not any(each.sparse for each in self.candidates()):
-            raise InvalidArgument(f"--wire: expected a sparse --reducer, got {', '.join(self.reducers)}")
+        if self.wires and not any(each.wire for each in self.candidates()):
+            raise InvalidArgument(f"--wire: expected a --reducer with codecs, got {', '.join(self.reducers)}")
         _ = self.network
         if self.comm is not None and self.ranks not in (None, self.comm.size):
             raise InvalidArgument(f"-np: expected the {self.comm.size} ranks of this job, got {self.ranks}")
@@ -222,7 +222,7 @@ class Plan:
     def candidates(self) -> Iterator[Candidate]:
         """Yield the reducers to measure, sparse ones with each of the codecs."""
         for name in self.reducers or REDUCERS:
-            for wire in (self.wires if REDUCERS[name].sparse else ()) or (None,):
+            for wire in (self.wires if "wire" in reducer_options(name) else ()) or (None,):
                 yield Candidate(name, wire)
 
     @property

@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, ValidationError, model_validator
 
 from commlib import Reducer, Topology, make_reducer
 from commlib.errors import InvalidArgument, shown
+from commlib.reducers import SelectingReducer
 from commlib.selection import EVERYTHING
 from commlib.wire import make_codec
 from training.config.reducers import AUTO, GivenReducer, ReducerRecord, check_options, class_of
@@ -108,7 +109,11 @@ def _check_reducer(record: ReducerRecord) -> None:
 def lossless(name: str) -> dict[str, Any]:
     """Return the options with which a reducer sends all entries of its gradients."""
     reducer = class_of(name)
-    return dict(LOSSLESS) if reducer is not None and reducer.sparse else {}
+    if reducer is None or not reducer.sparse:
+        return {}
+    if not issubclass(reducer, SelectingReducer):
+        raise problem(f"expected one that can send all entries, got {name}", key="reducer")
+    return dict(LOSSLESS)
 
 
 def make_lossless(name: str, topology: Topology, size: int, options: Mapping[str, Any]) -> Reducer:

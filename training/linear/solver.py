@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from commlib import REDUCERS, InvalidArgument, LinkBytes, Reducer, Report, SparseVector, Topology
+from commlib.reducers import SelectingReducer
 from training.linear.kernels import Int64
 from training.linear.model import Model, Objective
 from training.linear.rows import Rows
@@ -166,6 +167,7 @@ def choose(topology: Topology, gradients: Sequence[SparseVector]) -> Choice:
         (name, options)
         for name, reducer in REDUCERS.items()
         for options in ([{"wire": wire} for wire in WIRES] if reducer.sparse else [dict[str, str]()])
+        if not reducer.sparse or issubclass(reducer, SelectingReducer)  # the others cannot send all entries
     ]
     seconds = [_seconds(topology, name, options, gradients) for name, options in candidates]
     best = min(range(len(seconds)), key=seconds.__getitem__)

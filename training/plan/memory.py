@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from commlib import LinkBytes
-from commlib.reducers import SelectingReducer, reducer_class, reducer_options
+from commlib.reducers import ResidualReducer, reducer_class, reducer_options
 from commlib.selection import EVERYTHING
 from commlib.vectors import VALUE_BYTES
 from commlib.wire import VALUE_CODECS
@@ -77,7 +77,8 @@ def kept_by(
     if sum(map(len, nodes)) == 1:
         return Kept(0, vector)
     streams = min(map(len, nodes))
-    of_node = issubclass(kind, SelectingReducer) and kind.layout_type.of_node
+    complete = reducer_options(reducer) | dict(options)
+    of_node = issubclass(kind, ResidualReducer) and complete["hierarchical"]
     of_shards = of_node or reducer == "torus2d"
     own = vector // streams if of_shards else vector
     values = options.get("values", "fp32") if reducer == "torus2d" else "fp32"

@@ -16,6 +16,7 @@ import numpy as np
 from numba.core import event
 
 from commlib import CODECS, REDUCERS, SELECTORS, Communicator, Topology, make_reducer, select, transport
+from commlib.reducers import reducer_options
 from commlib.wire import VALUE_CODECS, make_codec
 from datacache import Arrays, Augmentation, CacheDirs, CentreCrop, DataCache, Order
 from datacache.augmentation import DTYPES, Crop
@@ -57,9 +58,10 @@ def _gradient(rank: int) -> Any:
 def _reduce(comm: Communicator) -> None:
     topology = Topology(comm)
     for name, kind in REDUCERS.items():
-        settings: list[dict[str, Any]] = [{"density": 0.01, "wire": wire, "decay": 0.9} for wire in WIRES]
-        for options in settings if kind.sparse else [{}]:
-            reducer = make_reducer(name, topology, size=SIZE, **options)
+        density: dict[str, Any] = {"density": 0.01, "decay": 0.9} if kind.sparse else {}
+        wires: list[dict[str, str]] = [{"wire": wire} for wire in WIRES]
+        for options in wires if "wire" in reducer_options(name) else [{}]:
+            reducer = make_reducer(name, topology, SIZE, **(density | options))
             for is_own in (True, False):  # TensorFlow's arrays are read-only: another type for Numba
                 gradient = _gradient(comm.rank)
                 gradient.flags.writeable = is_own

@@ -1,16 +1,72 @@
-"""Shards: dense inside the node, an algorithm among the owners of each shard, one on every node."""
+"""Layouts: a rank reduces its whole gradient with all ranks, or a shard of it with the shard's owners."""
 
+from contextlib import AbstractContextManager
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from commlib.arrays import Workspace
 from commlib.reducers.mean import AnyMeanBuffer
 from commlib.reducers.messages import gather_messages, swap_messages
 from commlib.reducers.report import Outcome
-from commlib.reducers.sparse import Flat, SelectingReducer
 from commlib.topology import Topology
+from commlib.transport.base import Ring
 from commlib.vectors import SparseVector, is_one_non_finite, non_finite
+from commlib.wire import Codec, Message
+
+
+class Sender(Protocol):
+    """What a layout uses of its reducer."""
+
+    topology: Topology
+    arrays: Any
+    kernels: Any
+    workspace: Workspace
+    codec: Codec
+    lossless: Codec
+
+    def measure(self, stage: str) -> AbstractContextManager[None]:
+        """See ``Reducer.measure``."""
+
+    def encode(
+        self, vector: SparseVector, at: int = 0, *, codec: Codec | None = None, keeps: bool = True
+    ) -> Message:
+        """See ``ResidualReducer.encode``."""
+
+
+class Flat:
+    """The flat layout: every rank selects from its whole gradient, and all ranks combine their selections.
+
+    ``comm``: the ranks that combine, ``ring`` their order in rings; ``link``: the stage that their exchange
+    counts as. ``low``, ``length``: the range of entries that this rank selects from. ``of_node``: whether
+    what a rank selects is its whole node's. ``takes_entries``: whether ``collect`` takes a ``SparseVector``,
+    and returns it, also where a selector then picks some of its entries.
+    """
+
+    of_node: ClassVar[bool] = False
+    takes_entries: ClassVar[bool] = True
+
+    def __init__(self, topology: Topology, size: int) -> None:
+        self.comm = topology.world
+        self.ring = Ring(self.comm, [rank for node in topology.nodes for rank in node])
+        self.link = topology.slowest_link
+        self.low, self.length = 0, size
+
+    def collect(self, reducer: Sender, gradient: Any) -> Any:
+        """Return the vector of ``length`` entries that this rank selects from."""
+        return gradient
+
+    def spread(
+        self, reducer: Sender, combined: SparseVector, selected: int, buffer: AnyMeanBuffer
+    ) -> Outcome:
+        """Return the mean of the sum ``combined``, or none if finite parts add up to an infinity."""
+        if not combined.is_finite:  # all ranks hold the same sum, and find the same
+            return Outcome(None)
+        with reducer.measure("combine"):
+            mean = combined.divided_by(reducer.topology.world.size, out=combined.values)
+            written = buffer.scatter([(0, mean)])
+        return Outcome(written, selected, combined.nnz)
 
 
 class Shards(Flat):
@@ -28,20 +84,21 @@ class Shards(Flat):
     def __init__(self, topology: Topology, size: int) -> None:
         local_rank = topology.local_rank
         self.comm = topology.stream
+        self.ring = Ring(self.comm, range(self.comm.size))
         self.link = "inter"
         self.bounds = topology.shard_bounds(size)
         self.low = int(self.bounds[local_rank])
         self.length = int(self.bounds[local_rank + 1]) - self.low
         self._lows, self._sizes = self.bounds[:-1].tolist(), np.diff(self.bounds).tolist()
 
-    def collect(self, reducer: SelectingReducer, gradient: Any) -> Any:
+    def collect(self, reducer: Sender, gradient: Any) -> Any:
         """Return ``g_ij = Σ_q g_iq``, this rank's shard of the node's sum (HiTopKComm, equation 4)."""
         if isinstance(gradient, SparseVector):
             return self._add_up_entries(reducer, gradient)
         with reducer.measure("intra"):
             return reducer.topology.node.reduce_scatter(gradient, self.bounds, reducer.workspace)
 
-    def _add_up_entries(self, reducer: SelectingReducer, gradient: SparseVector) -> SparseVector:
+    def _add_up_entries(self, reducer: Sender, gradient: SparseVector) -> SparseVector:
         """Return the shard's entries, added up in the order of the node's ranks.
 
         The sum has arrays of its own, since the algorithm's sums are computed while it is read.
@@ -53,14 +110,15 @@ class Shards(Flat):
         with reducer.measure("intra"):
             received = swap_messages(node, messages, workspace)
         with reducer.measure("combine"):
-            return reducer.kernels.sum_sparse(
+            total: SparseVector = reducer.kernels.sum_sparse(
                 [reducer.codec.decode(message, self.length) for message in received],
                 dense=lambda size: workspace.get("shard", size),
                 allocate=lambda name, length, dtype: workspace.get(f"shard's {name}", length, dtype),
             )
+        return total
 
     def spread(
-        self, reducer: SelectingReducer, combined: SparseVector, selected: int, buffer: AnyMeanBuffer
+        self, reducer: Sender, combined: SparseVector, selected: int, buffer: AnyMeanBuffer
     ) -> Outcome:
         """All-gather the selected entries of the shards inside the node."""
         node, world = reducer.topology.node, reducer.topology.world

@@ -1,0 +1,140 @@
+"""ARC-Top-K: all ranks pick the same rows by a shared sketch, and all-reduce those without an index.
+
+Xiong et al. 2025 (arXiv 2510.26709), with classic error feedback.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from commlib.cost import Cost, LinkSeconds, Step, Work, ring_traffic
+from commlib.density import entries
+from commlib.errors import InvalidArgument
+from commlib.reducers.residual import ResidualOptions, ResidualReducer, State
+from commlib.topology import LinkBytes, Topology
+from commlib.vectors import Float32, SparseVector, index_dtype, is_finite, non_finite
+
+SEED = 0x41_52_43  # of the projections, on all ranks and in all runs
+
+
+def _rows(step: Step) -> tuple[int, int]:
+    """Return how many rows there are, and how many entries are sent."""
+    rows = -(-step.size // step.options["row"])
+    return rows, min(step.size, entries(step.density, rows) * step.options["row"])
+
+
+def _sent(step: Step) -> int:
+    return _rows(step)[1]
+
+
+def _traffic(step: Step, rank: int) -> LinkBytes:
+    """All-reduce ``r`` values a row, and the rows, of which the last may be shorter."""
+    rows, sent = _rows(step)
+    return ring_traffic(step.nodes, rank, rows * step.options["sketch"]) + ring_traffic(
+        step.nodes, rank, sent
+    )
+
+
+def _seconds(step: Step) -> LinkSeconds:
+    """``4·(P − 1)·α + 2·(P − 1)/P·(d·r/m + k)·β`` for rows of ``m`` entries."""
+    rows, sent = _rows(step)
+    return step.on_slowest_link(
+        step.ring_allreduce(rows * step.options["sketch"]) + step.ring_allreduce(sent)
+    )
+
+
+def _work(step: Step) -> Work:
+    """Accumulate; multiply by ``r`` columns; take and add up the entries of the rows."""
+    _, sent = _rows(step)
+    return Work(add=step.size * (1 + step.decays + step.options["sketch"]), entry=sent) + step.placing(sent)
+
+
+@dataclass(frozen=True)
+class ARCTopKOptions(ResidualOptions):
+    """Entries of a row, ``m``, and columns of the sketch, ``r``: see :class:`ARCTopK`."""
+
+    row: int
+    sketch: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, most in (("row", float("inf")), ("sketch", self.row - 1)):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= most:
+                limit = "" if name == "row" else f" to {most}, which is less than a row of {self.row} entries"
+                raise InvalidArgument(f"{name}: expected a whole number from 1{limit}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class ARCTopKState(State):
+    """``counted``: steps that were not skipped, which seed the projection."""
+
+    counted: int
+
+
+class ARCTopK(ResidualReducer):
+    """The same rows on all ranks, so that their values can be all-reduced.
+
+    The accumulated gradient is a matrix of rows of ``row`` entries (the authors take the rows of each layer;
+    a bucket of several is one vector here). Its product with a random matrix of ``sketch`` columns, equal on
+    all ranks and new in each step, is all-reduced: the sketch of the sum, whose rows have, on average, norms
+    proportional to those of the sum. The share ``density`` of the rows whose norms are the largest is
+    all-reduced and cleared on all ranks. A rank's residual may grow where ranks cancel each other out.
+    """
+
+    cost = Cost(_traffic, _seconds, _work, is_exact=False, applied=_sent, most=_sent)
+    compares_first = True
+    options: ARCTopKOptions
+    state: ARCTopKState = ARCTopKState(0)
+
+    def __init__(
+        self, topology: Topology, size: int, *, row: int = 512, sketch: int = 4, **options: Any
+    ) -> None:
+        super().__init__(topology, size, **options)
+        self.options = ARCTopKOptions(**asdict(self.options), row=row, sketch=sketch)
+
+    def _exchange(self, collected: Float32) -> tuple[SparseVector, int]:
+        accumulated = self.accumulate(collected)
+        sketch = self.all_reduce(self._sketch(accumulated))
+        if not is_finite(sketch):
+            return non_finite(self.length, self.arrays), 0
+        self.wait_for_comparison()  # the density says how long the next message is
+        with self.measure("select"):
+            indices = self._indices_of(self._largest_rows(sketch))
+            values = accumulated[indices]
+        total = self.all_reduce(values)
+        accumulated[indices] = 0
+        self.state = ARCTopKState(self.state.counted + 1)
+        return SparseVector.trusted(self.length, indices, total), len(indices)
+
+    def _sketch(self, accumulated: Float32) -> Float32:
+        """Return ``A·V``, row by row; ``V`` has normally distributed entries."""
+        row, columns = self.options.row, self.options.sketch
+        drawn = np.random.default_rng([SEED, self.state.counted]).standard_normal((row, columns), np.float32)
+        whole = self.length - self.length % row
+        with self.measure("select"):
+            projection = self.arrays.asarray(drawn)
+            parts = [accumulated[:whole].reshape(-1, row) @ projection]
+            if whole < self.length:
+                parts.append((accumulated[whole:] @ projection[: self.length - whole])[None])
+            return np.concatenate(parts).ravel()
+
+    def _largest_rows(self, sketch: Float32) -> Any:
+        """Return the rows with the largest norms, in order, ties by lowest index.
+
+        Squares are added up column by column: the same bits on processors of any kind.
+        """
+        columns = sketch.reshape(-1, self.options.sketch).astype(np.float64).T
+        norms = columns[0] * columns[0]
+        for column in columns[1:]:
+            norms += column * column
+        scores = np.sqrt(norms).astype(np.float32)
+        rows = SparseVector.trusted(len(scores), None, scores)
+        return rows.top_k(entries(self.density, len(scores))).indices_or_range
+
+    def _indices_of(self, rows: Any) -> Any:
+        row, dtype = self.options.row, index_dtype(self.length)
+        starts = rows.astype(dtype) * dtype.type(row)
+        indices = (starts[:, None] + self.arrays.arange(row, dtype=dtype)).ravel()
+        return indices[indices < self.length]

@@ -1,0 +1,291 @@
+"""PowerSGD: low-rank approximations of the gradient's matrices, with error feedback and warm start.
+
+Vogels et al. 2019 (arXiv 1905.13727), algorithms 1 and 2.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from commlib.arrays import compiled, is_on_gpu
+from commlib.cost import (
+    LENGTH_BYTES,
+    Cost,
+    LinkSeconds,
+    Step,
+    Work,
+    by_link,
+    doubling,
+    doubling_bytes,
+    ring_traffic,
+)
+from commlib.errors import InvalidArgument
+from commlib.reducers.messages import gather_doubling
+from commlib.reducers.residual import ResidualOptions, ResidualReducer, State
+from commlib.topology import LinkBytes, Topology
+from commlib.vectors import VALUE_BYTES, Float32, SparseVector, is_finite, non_finite
+
+SEED = 0x50_53_47_44  # of the first factors, on all ranks and in all runs
+
+NEGLIGIBLE = 1e-6  # a direction that is so much shorter than the longest one
+
+Shapes = Sequence[Sequence[int]]
+
+
+class Matrix(NamedTuple):
+    """A part of the gradient that is approximated: where it begins, its sides and its rank."""
+
+    low: int
+    rows: int
+    columns: int
+    rank: int
+
+
+def matrices_of(size: int, density: float, matrix_rank: int | None, shapes: Shapes | None) -> list[Matrix]:
+    """Return the matrices of a gradient; what is in none of them stays dense.
+
+    A matrix is some first dimensions of a variable by the others, whose product is the nearest to a square:
+    of a convolution, the filters by the rest (section 3). Without ``shapes`` it is as much of the vector as
+    makes one that is nearly square. It stays dense if its factors are not smaller.
+    """
+    side = math.isqrt(size)
+    found, low = [], 0
+    for shape in shapes if shapes is not None else [(side, size // side)] if side else []:
+        entries = math.prod(shape)
+        cuts = [math.prod(shape[:dimensions]) for dimensions in range(1, len(shape))] if entries else []
+        rows = min(cuts, key=lambda rows: rows + entries // rows, default=1)
+        columns = entries // rows
+        own = matrix_rank or max(1, round(density * entries / (rows + columns)))
+        if own * (rows + columns) < entries and own <= min(rows, columns):
+            found.append(Matrix(low, rows, columns, own))
+        low += entries
+    return found
+
+
+class Plan:
+    """Where the factors of all matrices lie in the messages of a step; dense entries follow the left ones."""
+
+    def __init__(self, size: int, matrices: list[Matrix]) -> None:
+        self.matrices = matrices
+        self.dense = size - sum(each.rows * each.columns for each in matrices)
+        self.lefts = list(accumulate((each.rows * each.rank for each in matrices), initial=0))
+        self.rights = list(accumulate((each.columns * each.rank for each in matrices), initial=0))
+
+    def dense_indices(self, size: int) -> Any:
+        """Return the indices of the entries that are in no matrix."""
+        is_dense = np.ones(size, bool)
+        for low, rows, columns, _ in self.matrices:
+            is_dense[low : low + rows * columns] = False
+        return np.flatnonzero(is_dense)
+
+
+def _plan(step: Step) -> Plan:
+    options = step.options
+    shapes = None if step.whole else options["shapes"]
+    return Plan(step.size, matrices_of(step.size, step.density, options["matrix_rank"], shapes))
+
+
+def _basis_bytes(plan: Plan, ranks: int, rank: int) -> int:
+    return VALUE_BYTES * sum(each.rank**2 for each in plan.matrices[rank::ranks])
+
+
+def _traffic(step: Step, rank: int) -> LinkBytes:
+    """All-reduce the left factors, and the right ones; ``r²`` values between for each matrix."""
+    plan = _plan(step)
+    left = ring_traffic(step.nodes, rank, plan.lefts[-1] + plan.dense)
+    bases = doubling_bytes(step.ranks, rank, partial(_basis_bytes, plan, step.ranks))
+    return left + by_link(step.nodes, rank, bases) + ring_traffic(step.nodes, rank, plan.rights[-1])
+
+
+def _seconds(step: Step) -> LinkSeconds:
+    """``2·(P − 1)/P·r·(n + m)·β`` for a matrix, in the rounds of two all-reduces and a short all-gather."""
+    plan, ranks = _plan(step), step.world.size
+    mean = LENGTH_BYTES + sum(_basis_bytes(plan, ranks, rank) for rank in range(ranks)) / ranks
+    bases = sum(step.world.round(distance, count * mean) for distance, count in doubling(ranks))
+    rings = step.ring_allreduce(plan.lefts[-1] + plan.dense) + step.ring_allreduce(plan.rights[-1])
+    intra, inter = step.on_slowest_link(rings + bases)
+    compared_intra, compared_inter = step.rest_of_comparison(0.0)
+    return intra + compared_intra, inter + compared_inter
+
+
+def _work(step: Step) -> Work:
+    """Accumulate; two products and the reconstruction, ``r`` passes each."""
+    passes = sum(3 * each.rank * each.rows * each.columns for each in _plan(step).matrices)
+    return Work(add=step.size * (2 + step.decays) + passes)
+
+
+def _size(step: Step) -> int:
+    return step.size
+
+
+@dataclass(frozen=True)
+class PowerSGDOptions(ResidualOptions):
+    """``matrix_rank``: of every matrix; ``shapes``: of the variables in the gradient, in order."""
+
+    matrix_rank: int | None
+    shapes: Shapes | None
+
+
+@dataclass(frozen=True)
+class PowerSGDState(State):
+    """``right``: the right factors of the latest step, ``r`` rows each (warm start)."""
+
+    right: npt.NDArray[np.float32]
+
+
+class PowerSGD(ResidualReducer):
+    """``M ≈ P̂·Qᵀ`` for each matrix, by one step of subspace iteration from the latest ``Q``.
+
+    1. ``P = Σ M·Q``, all-reduced. Of each matrix one rank finds the small matrix ``T`` that makes the columns
+       of ``P̂ = P·T`` orthonormal, and all ranks get it: they hold the same bits.
+    2. ``Q = Σ Mᵀ·P̂``, all-reduced.
+    3. The sum is ``P̂·Qᵀ``; a rank keeps ``M − P̂·Qᵀ/P``.
+
+    ``matrix_rank``, or for each matrix the rank whose factors have the share ``density`` of its entries.
+    ``shapes``: of the variables; frameworks give them. Variables of one dimension, and small matrices, are
+    all-reduced as they are. Without ``shapes``, and of a shard with ``hierarchical``, the vector is one
+    matrix that is nearly square.
+    """
+
+    cost = Cost(_traffic, _seconds, _work, is_exact=False, applied=_size, most=_size)
+    compares_first = True
+    options: PowerSGDOptions
+    state: PowerSGDState
+
+    def __init__(
+        self,
+        topology: Topology,
+        size: int,
+        *,
+        matrix_rank: int | None = None,
+        shapes: Shapes | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(topology, size, **options)
+        shapes = None if shapes is None else [tuple(map(int, shape)) for shape in shapes]
+        if shapes is not None and sum(map(math.prod, shapes)) != size:
+            raise InvalidArgument(f"shapes: expected shapes of {size} entries together, got {shapes}")
+        if matrix_rank is not None:
+            _check_rank(matrix_rank, shapes or [])
+        self.options = PowerSGDOptions(**asdict(self.options), matrix_rank=matrix_rank, shapes=shapes)
+        self._make_plan()
+
+    def _make_plan(self) -> None:
+        shapes = None if self.options.hierarchical else self.options.shapes
+        matrices = matrices_of(self.length, self.density, self.options.matrix_rank, shapes)
+        self._plan = Plan(self.length, matrices)
+        self._dense = self._plan.dense_indices(self.length)
+        drawn = np.random.default_rng(SEED).standard_normal(self._plan.rights[-1], np.float32)
+        self._drawn = self.arrays.asarray(drawn)
+        self.state = PowerSGDState(self._drawn)
+
+    def set_density(self, density: float) -> None:
+        """See :meth:`ResidualReducer.set_density`; the factors begin anew."""
+        super().set_density(density)
+        self._make_plan()
+
+    def _exchange(self, collected: Float32) -> tuple[SparseVector, int]:
+        self.wait_for_comparison()  # ranks of another density have other factors
+        accumulated, plan = self.accumulate(collected), self._plan
+        matrices = [self._matrix(accumulated, each) for each in plan.matrices]
+        with self.measure("select"):
+            lefts = [matrix @ right.T for matrix, right in zip(matrices, self._rights(), strict=True)]
+            first = np.concatenate([*(left.ravel() for left in lefts), accumulated[self._dense]])
+        summed = self.all_reduce(first)
+        if not is_finite(summed):
+            return non_finite(self.length, self.arrays), 0
+        dense = summed[plan.lefts[-1] :].copy()
+        lefts = self._orthonormal(summed)
+        with self.measure("select"):
+            rights = [(left.T @ matrix).ravel() for left, matrix in zip(lefts, matrices, strict=True)]
+        total = self.all_reduce(np.concatenate([np.empty(0, np.float32), *rights]))
+        latest = total / np.float32(self.comm.size)
+        for right, drawn in zip(self._rights(latest), self._rights(self._drawn), strict=True):
+            is_lost = ~right.any(axis=1)
+            right[is_lost] = drawn[is_lost]  # else a direction that was 0 once would stay so
+        self.state = PowerSGDState(latest)
+        with self.measure("combine"):
+            result = self._reconstruct(lefts, total, dense)
+        return SparseVector.trusted(self.length, None, result), len(first) + len(total)
+
+    def _matrix(self, vector: Float32, matrix: Matrix) -> Float32:
+        low, rows, columns, _ = matrix
+        return vector[low : low + rows * columns].reshape(rows, columns)
+
+    def _rights(self, factors: Float32 | None = None) -> list[Float32]:
+        """Return the right factors, those of the latest step or the given ones, a row for each rank."""
+        plan, factors = self._plan, self.state.right if factors is None else factors
+        parts = zip(pairwise(plan.rights), plan.matrices, strict=True)
+        return [factors[low:high].reshape(each.rank, each.columns) for (low, high), each in parts]
+
+    def _orthonormal(self, summed: Float32) -> list[Float32]:
+        """Return the left factors with orthonormal columns; zeros for those that depend on the others."""
+        plan, comm = self._plan, self.comm
+        parts = zip(pairwise(plan.lefts), plan.matrices, strict=True)
+        lefts = [summed[low:high].reshape(each.rows, each.rank) for (low, high), each in parts]
+        with self.measure("combine"):
+            own = [_basis(left).ravel() for left in lefts[comm.rank :: comm.size]]
+            message = np.concatenate([np.empty(0, np.float32), *own]).view(np.uint8)
+        with self.measure(self.link):
+            messages = gather_doubling(comm, range(comm.size), message, self.workspace)
+        with self.measure("combine"):
+            products = []
+            for number, left in enumerate(lefts):
+                squares = [each.rank**2 for each in plan.matrices[number % comm.size : number : comm.size]]
+                bases = messages[number % comm.size].view(np.float32)[sum(squares) :]
+                basis = bases[: left.shape[1] ** 2].reshape(left.shape[1], -1)
+                products.append(_product(left, basis, self.arrays.empty(left.shape, np.float32)))
+        return products
+
+    def _reconstruct(self, lefts: list[Float32], rights: Float32, dense: Float32) -> Float32:
+        """Return the sum ``P̂·Qᵀ`` of all ranks, and leave in the residual what is not in the mean."""
+        result, residual = self.part_of_mean(0, self.length), self._spare
+        result[self._dense], residual[self._dense] = dense, 0
+        for left, right, matrix in zip(lefts, self._rights(rights), self._plan.matrices, strict=True):
+            product, rest = self._matrix(result, matrix), self._matrix(residual, matrix)
+            _product(left, right, product)
+            for own, total in zip(rest, product, strict=True):  # row by row: no second long array
+                own -= total / np.float32(self.comm.size)
+        return result
+
+
+def _basis(left: Float32) -> Float32:
+    """Return ``T``, for which the columns of ``left·T`` are orthonormal, or 0."""
+    triangle = np.linalg.qr(left.astype(np.float64), mode="r")
+    _, sizes, right = np.linalg.svd(triangle)
+    is_lost = sizes <= sizes[0] * NEGLIGIBLE
+    inverse = np.where(is_lost, 0.0, 1.0 / np.where(is_lost, 1.0, sizes))
+    return np.ascontiguousarray(right.T * inverse, np.float32)
+
+
+def _check_rank(rank: object, shapes: Shapes) -> None:
+    largest = max((max(shape) for shape in shapes if len(shape) > 1), default=None)
+    if type(rank) is not int or rank < 1 or (largest is not None and rank > largest):
+        most = f" to {largest}, the longest side of a matrix" if largest else ""
+        raise InvalidArgument(f"matrix_rank: expected a whole number from 1{most}, got {rank!r}")
+
+
+def _product(left: Float32, right: Float32, out: Float32) -> Float32:
+    """Write ``left·right`` to ``out``, and return it.
+
+    The order of the sums does not depend on the processor, as a library's may: all ranks get the same bits.
+    """
+    if is_on_gpu(out):
+        out[...] = left @ right
+    else:
+        _multiply(left, right, out)
+    return out
+
+
+@compiled
+def _multiply(left: Float32, right: Float32, out: Float32) -> None:
+    for row in range(len(left)):
+        out[row] = left[row, 0] * right[0]
+        for each in range(1, len(right)):
+            out[row] += left[row, each] * right[each]

@@ -1,0 +1,237 @@
+"""SparDL: reduce-scatter of selections in ⌈log₂ P⌉ rounds, all-gather in as many, and nothing lost between.
+
+Zhao et al. 2023 (arXiv 2304.00737): Spar-Reduce-Scatter, Spar-All-Gather over teams, and global residual
+collection, after its authors' code.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from commlib.cost import (
+    LENGTH_BYTES,
+    Cost,
+    LinkSeconds,
+    Step,
+    Work,
+    by_link,
+    doubling,
+    doubling_bytes,
+    sparse_bytes,
+)
+from commlib.errors import InvalidArgument, NonFiniteInput
+from commlib.reducers.base import Reducer
+from commlib.reducers.messages import exchange_packed, gather_doubling
+from commlib.reducers.residual import State
+from commlib.reducers.sparse import SparseOptions, SparseReducer
+from commlib.selection import EVERYTHING
+from commlib.topology import LinkBytes, Topology
+from commlib.vectors import Float32, Index, SparseVector, concatenate, non_finite, partition
+
+TEAM_SCALE = 1.25  # of what a rank takes to other teams, in each step
+
+
+def rounds_of(ranks: int) -> Iterator[tuple[int, int]]:
+    """Yield the distance of each round of the reduce-scatter, and how many blocks a rank sends in it.
+
+    >>> list(rounds_of(8)), list(rounds_of(5))
+    ([(4, 4), (2, 2), (1, 1)], [(4, 1), (2, 2), (1, 1)])
+    """
+    distance, held = 1 << (ranks - 1).bit_length(), ranks
+    while held > 1:
+        distance //= 2
+        yield distance, held - distance
+        held = distance
+
+
+def _block(step: Step) -> tuple[int, int]:
+    """Return the ranks of a team, and the entries that a rank keeps of each block."""
+    members = step.ranks // step.options["teams"]
+    return members, -(-step.k // members)
+
+
+def _traffic(step: Step, rank: int) -> LinkBytes:
+    """At most ``4k·(P − 1)/P`` words; with ``d`` teams, a block of ``d·k/P`` entries to other teams, too."""
+    members, k = _block(step)
+    teams, length = step.options["teams"], step.size // members + 1
+    first, place = rank - rank % members, rank % members
+    most = k * -(-step.most_selected(step.size) // step.k)  # some selectors return more
+    message, final = step.message(min(most, length), length), sparse_bytes(min(most, length), length)
+    to_each = Counter[int]()
+    for distance, blocks in rounds_of(members):
+        to_each[first + (place + distance) % members] += blocks * (message + LENGTH_BYTES)
+    for to, sent in doubling_bytes(members, place, lambda block: final).items():
+        to_each[first + to] += sent
+    for to, sent in doubling_bytes(teams, rank // members, lambda team: final).items():
+        to_each[to * members + place] += sent
+    return by_link(step.nodes, rank, to_each)
+
+
+def _seconds(step: Step) -> LinkSeconds:
+    """``2·⌈log₂ P/d⌉ + ⌈log₂ d⌉`` rounds; ``4k/P·(P − d)`` words within teams, ``2k/P·(d − 1)`` beyond."""
+    members, k = _block(step)
+    length = step.size / members
+    message, final = step.message(k, length), sparse_bytes(k, round(length))
+    rounds = [(distance, blocks, message) for distance, blocks in rounds_of(members)]
+    rounds += [(distance, blocks, final) for distance, blocks in doubling(members)]
+    rounds += [(distance * members, blocks, final) for distance, blocks in doubling(step.options["teams"])]
+    seconds = sum(step.world.round(each, blocks * (sent + LENGTH_BYTES)) for each, blocks, sent in rounds)
+    intra, inter = step.on_slowest_link(seconds)
+    compared_intra, compared_inter = step.rest_of_comparison(0.0)
+    return intra + compared_intra, inter + compared_inter
+
+
+def _work(step: Step) -> Work:
+    """Accumulate; select once from every block; add up what comes, and keep what is overwritten."""
+    members, k = _block(step)
+    entries = k * members
+    moved = Work(entry=2 * entries, coded=2 * entries, place=2 * entries)
+    return step.selecting(step.size, entries) + Work(add=step.size) + moved + step.placing(step.k)
+
+
+@dataclass(frozen=True)
+class SparDLOptions(SparseOptions):
+    """``teams``: groups of ranks that reduce among themselves first."""
+
+    teams: int
+
+
+@dataclass(frozen=True)
+class SparDLState(State):
+    """``held``: entries of its block that this rank takes to the other teams, ``h`` of the paper."""
+
+    held: int
+
+
+class SparDL(SparseReducer):
+    """Spar-Reduce-Scatter within each team, Spar-All-Gather among teams, and an all-gather of the blocks.
+
+    A team of ``n`` ranks cuts the gradient into ``n`` blocks. In each round a rank sends half of the blocks
+    that it still holds, ``k/n`` entries of each, selected just before, after all sums (as the authors' code
+    does; their text selects once more at the start). It ends with the sum of one block, and keeps ``k/n``.
+
+    ``teams``: a divisor of the number of ranks. The ranks with the same block in all teams gather ``h``
+    entries each (B-SAG, in ⌈log₂ d⌉ rounds), add them up and keep ``k/n``; ``h`` follows from how many
+    distinct ones there were. More teams take fewer rounds and more words.
+
+    Global residual collection: where an entry is not in the result, each rank restores what it held before;
+    where it is, what a rank dropped on the way stays with that rank. So nothing is lost.
+    """
+
+    cost = Cost(_traffic, _seconds, _work, is_exact=False, applied=lambda step: step.k)
+    compares_first = True
+    options: SparDLOptions
+    state: SparDLState
+
+    def __init__(self, topology: Topology, size: int, *, teams: int = 1, **options: Any) -> None:
+        super().__init__(topology, size, **options)
+        if self.sends_all:
+            raise InvalidArgument(f"selector: expected one that selects k entries, got {EVERYTHING!r}")
+        if type(teams) is not int or teams < 1 or self.comm.size % teams:
+            raise InvalidArgument(f"teams: expected a divisor of the {self.comm.size} ranks, got {teams!r}")
+        self.options = SparDLOptions(**asdict(self.options), teams=teams)
+        self._members = self.comm.size // teams
+        self._first, self._own = (
+            self.comm.rank - self.comm.rank % self._members,
+            self.comm.rank % self._members,
+        )
+        self._bounds = list(pairwise(partition(self.length, self._members).tolist()))
+        self.state = SparDLState(-(-self._of_block // teams))
+
+    @property
+    def _of_block(self) -> int:
+        """Entries that are kept of a block."""
+        return -(-self.k // self._members)
+
+    def set_density(self, density: float) -> None:
+        """See :meth:`ResidualReducer.set_density`."""
+        super().set_density(density)
+        self.state = SparDLState(-(-self._of_block // self.options.teams))
+
+    def sent_indices(self, mean: Float32) -> Index:
+        """See :meth:`Reducer.sent_indices`: those that were applied."""
+        return Reducer.sent_indices(self, mean)
+
+    def _exchange(self, collected: Float32) -> tuple[SparseVector, int]:
+        self._selector_before = self.selector.state_dict()
+        self.wait_for_comparison()  # density and teams say how long messages may be
+        self.accumulate(collected)
+        overwritten: list[tuple[int, SparseVector]] = []  # block and entries, in the order of time
+        selected = self._reduce_scatter(overwritten)
+        own = self._take(self._own, self._held, overwritten)
+        selected += own.nnz
+        message = self.lossless.encode(self._among_teams(own))
+        with self.measure(self.link):
+            team = range(self._first, self._first + self._members)
+            messages = gather_doubling(self.comm, team, message, self.workspace)
+        with self.measure("combine"):
+            sizes = [high - low for low, high in self._bounds]
+            applied = list(map(self.lossless.decode, messages, sizes))
+            # A dense message has zeros where nothing was applied.
+            reached = [each.where(each.values != 0) for each in applied]
+            for block, vector in reversed(overwritten):  # the earliest last
+                low, high = self._bounds[block]
+                vector.without(reached[block]).write_to(self._spare[low:high])
+            return concatenate(applied), selected
+
+    @property
+    def _held(self) -> int:
+        return self.state.held if self.options.teams > 1 else self._of_block
+
+    def _reduce_scatter(self, overwritten: list[tuple[int, SparseVector]]) -> int:
+        """Leave the team's sum of this rank's block in the accumulated gradient; return the entries sent."""
+        own, members, selected = self._own, self._members, 0
+        for distance, blocks in rounds_of(members):
+            sent = [(own + distance + each) % members for each in range(blocks)]
+            taken = [self._take(block, self._of_block, overwritten) for block in sent]
+            selected += sum(vector.nnz for vector in taken)
+            outgoing = [
+                self.encode(vector, at=self._bounds[block][0])
+                for block, vector in zip(sent, taken, strict=True)
+            ]
+            to, source = ((own + away) % members + self._first for away in (distance, -distance))
+            with self.measure(self.link):
+                incoming = exchange_packed(self.comm, outgoing, to, source, self.workspace, blocks)
+            with self.measure("combine"):
+                for each, message in enumerate(incoming):
+                    self._add((own + each) % members, message, overwritten)
+        return selected
+
+    def _take(self, block: int, k: int, overwritten: list[tuple[int, SparseVector]]) -> SparseVector:
+        """Return the ``k`` largest entries of a block, taken from it, or a NaN."""
+        low, high = self._bounds[block]
+        values = self._spare[low:high]
+        with self.measure("select"):
+            try:
+                selected = self.selector.select(values, min(k, len(values)))
+            except NonFiniteInput:
+                return non_finite(len(values), self.arrays)
+            selected.subtract_from(values)
+        overwritten.append((block, selected))
+        return selected
+
+    def _add(self, block: int, message: Any, overwritten: list[tuple[int, SparseVector]]) -> None:
+        low, high = self._bounds[block]
+        values = self._spare[low:high]
+        received = self.codec.decode(message, len(values))
+        places = received.indices_or_range.copy()  # which may be in the message
+        overwritten.append((block, SparseVector.trusted(len(values), places, values[places])))
+        received.add_to(values)
+
+    def _among_teams(self, own: SparseVector) -> SparseVector:
+        """Return the sum of what all teams hold of this rank's block, its largest entries."""
+        teams, members, k = self.options.teams, self._members, self._of_block
+        if teams == 1:
+            return own
+        with self.measure(self.link):
+            same_block = range(self._own, self.comm.size, members)
+            messages = gather_doubling(self.comm, same_block, self.lossless.encode(own), self.workspace)
+        with self.measure("combine"):
+            total = self.sum_sparse([self.lossless.decode(each, own.size) for each in messages])
+            grown = self.state.held * (TEAM_SCALE if total.nnz < k else 1 / TEAM_SCALE)
+            self.state = replace(self.state, held=int(np.clip(round(grown), -(-k // teams), k)))
+            return total if not total.is_finite else total.top_k(k)
