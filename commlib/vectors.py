@@ -17,6 +17,7 @@ from commlib.arrays import Float32 as Float32
 from commlib.entries import Index as Index
 from commlib.entries import (
     add_at,
+    add_missing_at,
     add_up_equal,
     are_ascending,
     are_finite,
@@ -179,6 +180,13 @@ class SparseVector:
             vector[self.indices] = self.values
         else:
             write_at(vector, self.indices, self.values)
+
+    def add_unapplied_to(self, vector: Float32, applied: "SparseVector") -> None:
+        """Add the entries whose indices are not in ``applied`` to ``vector``, in place."""
+        if is_on_gpu(vector):
+            self.without(applied).add_to(vector)
+        else:
+            add_missing_at(vector, self.indices_or_range, self.values, applied.indices_or_range)
 
     def add_to(self, vector: Float32) -> None:
         """Add the entries to ``vector``, in place."""

@@ -142,21 +142,27 @@ def even_out(comm: Communicator, held: Sequence[Array], counts: npt.NDArray[np.i
     return evened
 
 
-def gather_entries(comm: Communicator, held: Sequence[Array], counts: npt.NDArray[np.int64]) -> list[Array]:
+def gather_entries(
+    comm: Communicator, held: Sequence[Array], counts: npt.NDArray[np.int64], workspace: Workspace
+) -> list[Array]:
     """Return the arrays of all ranks put together, in the order of the ranks.
 
     ``held``: arrays of ``counts[comm.rank]`` entries each. They travel in one message, one after the other.
+    The arrays are in the workspace, until the next call.
     """
-    own = np.concatenate([array.view(np.uint8) for array in held])
     entry_bytes = sum(array.itemsize for array in held)
-    messages = [module_of(own).empty(entry_bytes * int(count), np.uint8) for count in counts]
+    lengths = (entry_bytes * counts).tolist()
+    messages = [workspace.get(f"entries of {rank}", each, np.uint8) for rank, each in enumerate(lengths)]
+    own = messages[comm.rank]
+    np.concatenate([array.view(np.uint8) for array in held], out=own)
     comm.allgather(own, messages)
     gathered, starts = [], np.zeros_like(counts)
-    for array in held:
+    for number, array in enumerate(held):
         ends = starts + array.itemsize * counts
         cuts = zip(messages, starts.tolist(), ends.tolist(), strict=True)
         parts = [message[start:end].view(array.dtype) for message, start, end in cuts]
-        gathered.append(np.concatenate(parts))
+        together = workspace.get(f"gathered {number}", int(counts.sum()), array.dtype)
+        gathered.append(np.concatenate(parts, out=together))
         starts = ends
     return gathered
 

@@ -14,7 +14,15 @@ from commlib.reducers.sparse import SelectingReducer, SparseOptions
 from commlib.selection import GivenSelector
 from commlib.topology import LinkBytes, Topology
 from commlib.transport.base import Integers
-from commlib.vectors import VALUE_BYTES, SparseVector, concatenate, index_dtype, non_finite, partition
+from commlib.vectors import (
+    VALUE_BYTES,
+    Float32,
+    SparseVector,
+    concatenate,
+    index_dtype,
+    non_finite,
+    partition,
+)
 from commlib.wire import Message
 
 
@@ -209,11 +217,12 @@ class OkTopK(SelectingReducer):
         ``counts``: of the entries of every region; also returned, of those that are kept.
         """
         comm, magnitudes = self.comm, np.abs(reduced.values)
-        gathered = [self.arrays.empty(int(count), np.float32) for count in counts]
+        everything = self.workspace.get("magnitudes", int(counts.sum()))
+        gathered = np.split(everything, counts.cumsum()[:-1])
         comm.allgather(magnitudes, gathered)
-        everything = np.concatenate(gathered)
-        k = min(self.k, len(everything))
-        threshold = np.partition(everything, -k)[-k] if k else np.float32(0)
+        k, threshold = min(self.k, len(everything)), np.float32(0)
+        if k:
+            threshold = self._partitioned(everything, -k)[-k]
         self.state = replace(self.state, global_threshold=float(threshold))
         above = np.array([int(np.count_nonzero(each > threshold)) for each in gathered])
         ties = np.array([int(np.count_nonzero(each == threshold)) for each in gathered])
@@ -221,6 +230,15 @@ class OkTopK(SelectingReducer):
         is_tie = magnitudes == threshold
         is_kept_tie = is_tie & (np.cumsum(is_tie) <= int(kept_ties[comm.rank]))
         return reduced.where((magnitudes > threshold) | is_kept_tie), above + kept_ties
+
+    def _partitioned(self, values: Float32, place: int) -> Float32:
+        """Return the values with the one at ``place`` where sorting would put it, in memory of the workspace."""
+        if self.arrays is not np:
+            return np.partition(values, place)
+        ordered: Float32 = self.workspace.get("partitioned", len(values))
+        ordered[...] = values
+        ordered.partition(place)
+        return ordered
 
     def _balance_and_allgather(self, kept: SparseVector, counts: Integers) -> SparseVector:
         """Return the kept entries of all regions, ``counts`` in each, gathered from parts not too uneven."""
@@ -231,15 +249,17 @@ class OkTopK(SelectingReducer):
         if counts.max() * comm.size > IMBALANCE * counts.sum():
             indices, values = even_out(comm, [indices, values], counts)
             counts = np.diff(partition(int(counts.sum()), comm.size))
-        return SparseVector(self.length, *gather_entries(comm, [indices, values], counts))
+        return SparseVector(self.length, *gather_entries(comm, [indices, values], counts, self.workspace))
 
     def _keep_unapplied(
         self, selected: SparseVector, messages: list[Message], combined: SparseVector
     ) -> None:
         """Drop the entries that this rank sent in vain: only local ∩ global is cleared (line 14)."""
-        not_applied = selected.without(combined)
-        self.drop(not_applied)
-        if not self.codec.lossless:
+        if self.codec.lossless:
+            selected.add_unapplied_to(self._spare, combined)
+        else:
+            not_applied = selected.without(combined)
+            self.drop(not_applied)
             sent = concatenate([self._decode(message, region) for region, message in enumerate(messages)])
             self.drop(selected.without(not_applied))
             self.take_off(sent.without(sent.without(combined)))

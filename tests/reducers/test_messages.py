@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from commlib import REDUCERS, Network, Topology, make_reducer
+from commlib.arrays import Workspace
 from commlib.cost import Step
 from commlib.reducers import reducer_options
 from commlib.reducers.messages import even_out, gather_entries
@@ -35,7 +36,7 @@ def test_the_entries_of_all_ranks_are_gathered_in_one_message(counts, dtype):
     def body(comm):
         own = np.arange(starts[comm.rank], starts[comm.rank + 1])
         held = [own.astype(dtype), (own / 2).astype(np.float32)]
-        indices, values = gather_entries(comm, held, np.array(counts, np.int64))
+        indices, values = gather_entries(comm, held, np.array(counts, np.int64), Workspace())
         return indices, values
 
     record = []
