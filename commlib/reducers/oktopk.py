@@ -232,7 +232,7 @@ class OkTopK(SelectingReducer):
         return reduced.where((magnitudes > threshold) | is_kept_tie), above + kept_ties
 
     def _partitioned(self, values: Float32, place: int) -> Float32:
-        """Return the values with the one at ``place`` where sorting would put it, in memory of the workspace."""
+        """Return the values with the one at ``place`` where sorting puts it, in memory of the workspace."""
         if self.arrays is not np:
             return np.partition(values, place)
         ordered: Float32 = self.workspace.get("partitioned", len(values))
