@@ -26,8 +26,8 @@ import yaml
 
 from benchmarks.drawing.pages import rewrite
 from benchmarks.drawing.style import PALETTE, docs_picture
+from benchmarks.drawing.tables import markdown
 from training.bench.record import machine
-from training.commands.printing import markdown
 from training.config.reading import resolve
 from training.tasks import TASKS, Metric
 

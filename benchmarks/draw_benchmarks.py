@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from benchmarks.drawing import linear
 from benchmarks.drawing.pages import Page, Results, fingerprint, newest, with_block
 from benchmarks.drawing.style import STAGES, WAITING, WHOLE, legend, name_row, note, open_up, picture
+from benchmarks.drawing.tables import with_notes
 from benchmarks.jobs import world
 from benchmarks.linear import of_ranks
 from benchmarks.pto import tables as pto_tables
@@ -52,7 +53,7 @@ class Section:
         if self.fastest_first:
             records.sort(key=lambda record: record.seconds.median)
         table = self.table(records)
-        return f"{results.source}\n{replace(table, rows=table.rows[:ROWS]).markdown()}"
+        return f"{results.source}\n{with_notes(replace(table, rows=table.rows[:ROWS]))}"
 
 
 # ---- Pictures ----
@@ -171,7 +172,7 @@ def draw_cache(records: Sequence[Record], path: Path) -> None:
 def gpu_tables(results: Results) -> Iterator[str]:
     """Yield a table of each length and type of entries."""
     for _, own in groupby(results.records, key=lambda record: (record.case["size"], record.case["entry"])):
-        yield case_table(list(own)).markdown()
+        yield with_notes(case_table(list(own)))
 
 
 def has(**case: Any) -> Callable[[Record], bool]:
@@ -215,7 +216,7 @@ PAGES = (
     Page(
         "docs/pto.md",
         "pto",
-        lambda results: (table.markdown() for table in pto_tables(results.records)),
+        lambda results: map(with_notes, pto_tables(results.records)),
         "scripts/bench.sh",
     ),
     Page("docs/linear.md", linear.KIND, linear.tables, "scripts/bench.sh"),

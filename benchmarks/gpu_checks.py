@@ -98,9 +98,9 @@ class Pipes(Communicator):
         ranks = [rank for rank, other in enumerate(colors) if other == color]
         return Pipes(self._pipes, ranks.index(self.rank), [self._members[rank] for rank in ranks])
 
-    def allgather_ints(self, values: Sequence[int]) -> Any:
+    def start_allgather_ints(self, values: Sequence[int]) -> Any:
         rows = self.allgather_objects([int(value) for value in values])
-        return np.array(rows, np.int64).reshape(self.size, len(values))
+        return lambda: np.array(rows, np.int64).reshape(self.size, len(values))
 
     def alltoall_ints(self, values: Sequence[int]) -> Any:
         for rank, value in enumerate(values):

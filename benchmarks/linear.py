@@ -26,7 +26,7 @@ from commlib.transport import simulated
 from training.bench.record import Record, Seconds, WrongResult, busiest, median_bytes, report
 from training.commands.printing import Table, times
 from training.linear.generated import SHAPES, generate
-from training.linear.losses import LOSSES
+from training.linear.kernels import LOSSES
 from training.linear.model import Model
 from training.linear.rows import Rows
 from training.linear.settings import Settings, checked
@@ -298,7 +298,7 @@ class _Own:
     def value(self, weights: Any) -> float:
         """Return the objective of any weights."""
         solver = self._solver()
-        solver.model = Model(self.settings.objective, self.rows.features)
+        solver.model = Model(self.settings, self.rows.features)
         solver.model.set_weights(np.asarray(weights, np.float32), 0.0)
         return solver.value()
 

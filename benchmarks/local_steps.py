@@ -26,11 +26,12 @@ from benchmarks import convergence
 from benchmarks.convergence import Case
 from benchmarks.drawing.pages import rewrite
 from benchmarks.drawing.style import PALETTE, docs_picture
+from benchmarks.drawing.tables import markdown
 from benchmarks.jobs import Layout, cluster_until_end, environment, module, ratio
 from benchmarks.race_plan import HOROVOD_RING, RING
 from training.bench.record import Seconds, machine
 from training.callbacks.callback import Callback, Event
-from training.commands.printing import markdown, times
+from training.commands.printing import times
 
 if TYPE_CHECKING:
     from training.results import Step

@@ -1,7 +1,7 @@
 """The memory that a reducer takes on a rank, in dense vectors."""
 
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -77,6 +77,10 @@ class MeteredCommunicator(Communicator):
     _free, split, _send, _receive = map(_paused, ("close", "split", "send_header", "receive_header"))
     allgather_ints, alltoall_ints = _paused("allgather_ints"), _paused("alltoall_ints")
     allgather_objects = _paused("allgather_objects")
+
+    def start_allgather_ints(self, values: Sequence[int]) -> Callable[[], Any]:
+        rows = self.allgather_ints(values)
+        return lambda: rows
 
 
 def dense_vectors(comm: Communicator, make: Callable[[Communicator], Reducer], gradients: Gradients) -> float:

@@ -24,11 +24,11 @@ import numpy as np
 import yaml
 
 from benchmarks.drawing.pages import rewrite
+from benchmarks.drawing.tables import markdown
 from commlib import REDUCERS, Communicator, Link, Network, Prediction, Topology, make_reducer, predict
 from commlib.cost import union
 from commlib.transport import simulated
-from training.commands.printing import markdown
-from training.plan.cluster import load_cluster
+from training.plan.site import load_cluster
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "validation.md"
 PAPERS = yaml.safe_load(Path(__file__).with_name("papers.yaml").read_text())

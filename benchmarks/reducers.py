@@ -29,8 +29,9 @@ from benchmarks.jobs import (
     record_of,
 )
 from benchmarks.memory import dense_vectors, traced
-from commlib import Communicator, Reducer
+from commlib import Communicator, Reducer, Topology
 from commlib.errors import InvalidArgument, look_up
+from commlib.transport import simulated
 from commlib.vectors import partition
 from training.bench import reducers
 from training.bench.record import Record, Seconds, report
@@ -152,13 +153,14 @@ def memory(plan: Plan) -> Iterator[tuple[Candidate, float]]:
 
     def of(candidate: Candidate, comm: Communicator) -> float:
         def make(metered: Communicator) -> Reducer:
-            return candidate.make(plan.topology(metered), plan.gradients.size, plan.density)
+            return candidate.make(Topology(metered, own), plan.gradients.size, plan.density)
 
         return dense_vectors(comm, make, plan.gradients)
 
+    ranks, own = plan.ranks or reducers.RANKS, plan.ranks_per_node or reducers.RANKS_PER_NODE
     for candidate in plan.candidates():
         with traced():
-            yield candidate, plan.run(partial(of, candidate))
+            yield candidate, simulated.run(partial(of, candidate), ranks, own)[0]
 
 
 # ---- On emulated clusters ----

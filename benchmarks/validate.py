@@ -21,6 +21,7 @@ from typing import Any
 import commlib
 from benchmarks.drawing.pages import rewrite
 from benchmarks.drawing.style import PALETTE, docs_picture
+from benchmarks.drawing.tables import markdown
 from benchmarks.throttled import bytes_per_second
 from commlib import REDUCERS, Communicator, Topology, make_reducer
 from commlib.reducers import reducer_options
@@ -29,7 +30,6 @@ from commlib.tuning import tuner
 from commlib.tuning.probe import Gradients, Profile
 from training.bench.record import command, machine
 from training.bench.reducers import NOTHING, WALL, Candidate, interleave
-from training.commands.printing import markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
@@ -199,13 +199,28 @@ class Pick:
         return self.picked_seconds / self.best_seconds if self.picked_seconds else float("inf")
 
 
+# The reducers that there were when the records were made.
+OF_THE_RECORDS = (
+    *("dense", "torus2d", "allgather", "gtopk", "ssar_doubling", "ssar_split", "dsar_split", "oktopk"),
+    *("hitopk", "hioktopk"),
+)
+
+
 def picks() -> list[Pick]:
     """Return the picks for all cells in which a run measured both codecs: the last such run."""
     last = {cell: run for cell, run in runs() if len({wire for _, wire in run if wire}) > 1}
     result = []
     for cell, run in sorted(last.items(), key=lambda each: each[0]):
-        choice = tuner.choose(cell.profile, cell.nodes, cell.size, cell.density)
-        picked = (choice.reducer, choice.options.get("wire"))
+        case = tuner.Case(cell.nodes, cell.size, cell.density)
+        expected = tuner.expect(cell.profile, case)
+        possible = [each for each in tuner.tried(cell.profile, case) or expected if each.options == "{}"]
+        pick = min(
+            (each for each in possible if each.reducer in OF_THE_RECORDS), key=lambda each: expected[each]
+        )
+        spread = tuner.spread_of(cell.profile, case, {pick, tuner.DENSE})
+        if expected[pick] > (1 - max(tuner.LEAST_GAIN, spread)) * expected[tuner.DENSE]:
+            pick = tuner.DENSE
+        picked = (pick.reducer, pick.wire)
         best = min(run, key=lambda each: run[each])
         result.append(Pick(cell, _named(*picked), _named(*best), run.get(picked), run[best]))
     return result
@@ -234,7 +249,7 @@ def by_cluster(given: Sequence[Comparison]) -> str:
 def by_reducer(given: Sequence[Comparison]) -> str:
     """Return the table of median errors, and of median ratios, by reducer."""
     rows = []
-    for subject in REDUCERS:
+    for subject in OF_THE_RECORDS:
         own = [each for each in given if each.subject == subject]
         ratios = [median(each.closed_form / each.measured for each in own)]
         ratios.append(median(each.simulated / each.measured for each in own if each.simulated))
@@ -268,7 +283,7 @@ def draw(given: Sequence[Comparison], path: Path) -> None:
     """Draw predicted over measured seconds, a mark a case."""
     with docs_picture(path, 9.5, 4.6) as figure:
         for axes, kind in zip(figure.subplots(1, 2, sharey=True), ("closed_form", "simulated"), strict=True):
-            for subject, color in zip(REDUCERS, COLORS, strict=True):
+            for subject, color in zip(OF_THE_RECORDS, COLORS, strict=True):
                 own = [each for each in given if each.subject == subject and getattr(each, kind)]
                 places = [(1e3 * each.measured, 1e3 * getattr(each, kind)) for each in own]
                 axes.plot(*zip(*places, strict=True), "o", color=color, ms=3.5, label=subject, alpha=0.8)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.drawing.pages import rewrite
+from benchmarks.drawing.tables import markdown
 from commlib import SparseVector, select
 from commlib.vectors import Float32
 from commlib.wire import VALUE_CODECS, make_codec
-from training.commands.printing import markdown
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reducers.md"
 DENSITY = 1 / 64

@@ -21,7 +21,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -69,14 +69,6 @@ class Exchange(Closing, ABC):
         """
 
 
-@dataclass(frozen=True)
-class _Proposed:
-    """The proposed mean of a bucket, and the report of its reducer."""
-
-    mean: Any
-    report: Report
-
-
 class BucketExchange(Exchange):
     """Averages a gradient in buckets of ``sizes`` entries, each with a reducer of its own.
 
@@ -91,8 +83,7 @@ class BucketExchange(Exchange):
     is under way the thread owns the communicators of the topology. Without ``overlap``, the last bucket is
     exchanged first.
 
-    ``slices`` are the entries of each bucket in the mean, ``reducers`` their reducers. The class has more
-    methods than others since frameworks, checkpoints and tests use a whole step's reducers through it.
+    ``slices`` are the entries of each bucket in the mean, ``reducers`` their reducers.
     """
 
     def __init__(
@@ -120,7 +111,7 @@ class BucketExchange(Exchange):
         self._means = MeanBuffers(self.size, topology.world.arrays)
         self._mean: Any = None  # the array for the mean of the step that is under way
         self._submitted: dict[int, Any] = {}  # gradients of the step that is under way, by bucket
-        self._results: dict[int, _Proposed] = {}  # of the latest step that is over
+        self._results: dict[int, tuple[Any, Report]] = {}  # of the latest step that is over
         self._world = topology.world
         self._changed = self._world.condition()
         self._thread: threading.Thread | None = None
@@ -167,19 +158,20 @@ class BucketExchange(Exchange):
                 self._exchange_step()
         mean, self._mean = self._mean, None
         results, self._results = self._results, {}  # which refer to the memory of the mean
-        means = [results[number].mean for number in range(len(self.sizes))]
-        report = merged([results[number].report for number in range(len(self.sizes))])
+        means, reports = map(list, zip(*(results[number] for number in range(len(self.sizes))), strict=True))
+        report = merged(reports)
         if self.overlaps:
             busy = self._busy_seconds
             report = replace(report, busy=busy, hidden=max(0.0, busy - waited))
+        entries = {number: each for number, each in enumerate(means) if isinstance(each, SparseVector)}
         if not report.finite:
             mean.fill(np.nan)
-            means = [non_finite(each.size, self.arrays) if _is_sparse(each) else each for each in means]
-        return mean, {number: each for number, each in enumerate(means) if _is_sparse(each)}, report
+            entries = {number: non_finite(each.size, self.arrays) for number, each in entries.items()}
+        return mean, entries, report
 
     def _exchange_step(self) -> bool:
         """Reduce all buckets in order, and commit or discard the step; return false when it was closed."""
-        busy, results = 0.0, dict[int, _Proposed]()
+        busy, results = 0.0, dict[int, tuple[Any, Report]]()
         for turn in range(len(self.sizes)):
             if turn == len(self.order) and not self._record_next():
                 return False
@@ -189,16 +181,16 @@ class BucketExchange(Exchange):
                 return False
             start = self._world.now()
             out = None if isinstance(gradient, SparseVector) else self._mean[self.slices[number]]
-            results[number] = _Proposed(*self.reducers[number].propose(gradient, out))
+            results[number] = self.reducers[number].propose(gradient, out)
             end = self._world.now()
             busy += end - start
             if self._recorder is not None:
                 self._recorder.add(f"bucket {number}", start, end)
-        is_finite = all(each.report.finite for each in results.values())
-        for number, each in results.items():
+        is_finite = all(report.finite for _, report in results.values())
+        for number, (_, report) in results.items():
             if is_finite:
                 self.reducers[number].commit()
-            elif each.report.finite:  # the others have discarded their step already
+            elif report.finite:  # the others have discarded their step already
                 self.reducers[number].discard()
         self._results, self._busy_seconds = results, busy
         self._submitted.clear()
@@ -245,15 +237,14 @@ class BucketExchange(Exchange):
         """Record the bucket that rank 0 receives next as the next in order; false when it was closed."""
         first = 0
         if self._world.rank == 0:
-            found = self._wait_until(self._first_unordered)
+            found = self._wait_until(
+                lambda: next((number for number in self._submitted if number not in self.order), None)
+            )
             if found is None:
                 return False
             first = found
         self.order.append(int(self._world.allgather_ints([first])[0, 0]))
         return True
-
-    def _first_unordered(self) -> int | None:
-        return next((number for number in self._submitted if number not in self.order), None)
 
     def _wait_until(self, find: Callable[[], Found | None]) -> Found | None:
         """Wait until ``find`` returns something, and return it; ``None`` when the exchange was closed."""
@@ -290,25 +281,17 @@ class BucketExchange(Exchange):
 
     def _make_reducers(self, config: Mapping[str, Any]) -> None:
         self.config = dict(config)
-        options = dict(config)
-        name, wrappers = options.pop("name"), options.pop("wrappers", ())
-        shapes: Sequence[dict[str, Any]] = [{}] * len(self.sizes)
-        if self._shapes is not None and "shapes" in reducer_options(name):
-            shapes = [{"shapes": each} for each in self._shapes]
+        takes_shapes = self._shapes is not None and "shapes" in reducer_options(config["name"])
         total = self.size - sum(self.sizes[number] for number in self._tables)
-        self.reducers = [
-            self._tables.get(number)
-            or make_reducer(
-                name,
-                self.topology,
-                size,
-                wrappers=[part_of_wrapper(record, size / total) for record in wrappers],
-                **(shapes[number] | options),
-            )
-            for number, size in enumerate(self.sizes)
-        ]
-        for reducer in self.reducers:
-            reducer.record(self._recorder)
+
+        def made(number: int, size: int) -> Reducer:
+            wrappers = [part_of_wrapper(record, size / total) for record in config.get("wrappers", ())]
+            shapes = {"shapes": self._shapes[number]} if self._shapes and takes_shapes else {}
+            return _make({**shapes, **config, "wrappers": wrappers}, self.topology, size)
+
+        tables = self._tables
+        self.reducers = [tables.get(number) or made(number, size) for number, size in enumerate(self.sizes)]
+        self.record(self._recorder)
 
     def switch(self, config: Mapping[str, Any]) -> None:
         """Replace the reducers; the first step of the new ones applies the residuals of the old ones.
@@ -447,7 +430,3 @@ def check_config(config: Mapping[str, Any]) -> dict[str, Any]:
 def _make(config: Mapping[str, Any], topology: Topology, size: int) -> Reducer:
     options = dict(config)
     return make_reducer(options.pop("name"), topology, size, **options)
-
-
-def _is_sparse(mean: Any) -> bool:
-    return isinstance(mean, SparseVector)

@@ -11,7 +11,8 @@ def user_cache() -> Path:
 
     Raises :class:`InvalidArgument` where there is neither.
     """
-    return (_absolute("XDG_CACHE_HOME") or _home("~/.cache") / ".cache") / "cloudtrain"
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))  # whose relative paths are to be ignored
+    return (given if given.is_absolute() else _home("~/.cache") / ".cache") / "cloudtrain"
 
 
 def expanded(path: str) -> Path:
@@ -36,9 +37,3 @@ def _home(wanted: str) -> Path:
             "set HOME or XDG_CACHE_HOME, or name a folder"
         )
     return home
-
-
-def _absolute(name: str) -> Path | None:
-    """Return the absolute path in an environment variable; XDG ignores relative ones."""
-    path = Path(os.environ.get(name, ""))
-    return path if path.is_absolute() else None

@@ -25,7 +25,6 @@ from commlib.reducers import Report
 from commlib.topology import Topology
 from commlib.trace import Recorder
 from commlib.transport.base import Closing
-from commlib.vectors import Float32
 
 __all__ = ["DistributedGradients", "broadcast"]
 
@@ -68,7 +67,9 @@ class DistributedGradients(Closing):
     @property
     def residual(self) -> Any:
         """What this rank has not sent: a tree of float32 arrays in host memory, copies."""
-        return self._tree_of(self.exchange.residual)
+        residual, kinds = self.exchange.residual, self._kinds
+        leaves = [residual[own].reshape(shape) for own, (shape, _) in zip(self._places, kinds, strict=True)]
+        return jax.tree_util.tree_unflatten(self._structure, leaves)
 
     def reduce(self, gradients: Any) -> Any:
         """Return the mean of a tree of gradients over all ranks, on the devices and of the types given.
@@ -102,10 +103,7 @@ class DistributedGradients(Closing):
         return jax.tree_util.tree_unflatten(structure, means)
 
     def switch(self, config: Mapping[str, Any]) -> None:
-        """Replace the reducer; the first step of the new one applies the residual of the old one.
-
-        All ranks call it together, between two steps.
-        """
+        """Replace the reducer, on all ranks together; its first step applies the old one's residual."""
         self.config = check_config(config)
         self.exchange.switch(self.config)
 
@@ -128,14 +126,7 @@ class DistributedGradients(Closing):
         self.exchange.load_state_dict(state)
 
     def close(self) -> None:
-        """Free what the reducer has made; all ranks call it together."""
         self.exchange.close()
-
-    def _tree_of(self, vector: Float32) -> Any:
-        leaves = [
-            vector[place].reshape(shape) for place, (shape, _) in zip(self._places, self._kinds, strict=True)
-        ]
-        return jax.tree_util.tree_unflatten(self._structure, leaves)
 
 
 def broadcast(tree: Any, topology: Topology) -> Any:

@@ -4,19 +4,18 @@ A run gives the same bits on both: the same entries are selected (except by ``ga
 added in another order), and messages are the same bytes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
 from commlib.arrays import Allocate, module_of, new_array
 from commlib.errors import InvalidArgument, NonFiniteInput, shown
 from commlib.gpu.codecs import DeviceCodec, check_has_kernels
-from commlib.gpu.cupy_engine import current_engine
 from commlib.gpu.scatter import RankSum, add_rows
-from commlib.gpu.selection import DEVICE_SELECTORS, DeviceSelector, Selection
+from commlib.gpu.selection import DEVICE_SELECTORS, Selection
 from commlib.selection import SELECTORS, GivenSelector, Selector, make_selector, selector_class
 from commlib.selection.reused import Reused
 from commlib.vectors import Float32, SparseVector, delta, index_dtype, sum_rows, sum_sparse
@@ -47,22 +46,16 @@ class GPUSelector(Selector):
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name
         self.at_most = SELECTORS[name].at_most  # type: ignore[misc]  # of the instance: the class knows no name
-        self._plan: DeviceSelector | None = None
+        self._plan = lru_cache(maxsize=1)(DEVICE_SELECTORS[name])  # a reducer's calls all fit one
 
     def select(self, vector: Float32, k: int) -> SparseVector:
-        return _entries_of(self._plan_for(len(vector), k).select(vector))
+        size = len(vector)
+        return _entries_of(self._plan(size, min(k, size)).select(vector))
 
     def select_sum(self, gradient: Float32, residual: Float32, k: int, out: Float32) -> SparseVector:
-        return _entries_of(self._plan_for(len(out), k).select_sum(gradient, residual, out))
-
-    def _plan_for(self, size: int, k: int) -> DeviceSelector:
-        """Return the plan of the previous call if it fits (a reducer's always does), else a new one."""
-        plan = self._plan
-        if plan is None or (plan.size, plan.k) != (size, min(k, size)):
-            plan = self._plan = DEVICE_SELECTORS[self._name](size, k, engine=current_engine())
-        return plan
+        size = len(out)
+        return _entries_of(self._plan(size, min(k, size)).select_sum(gradient, residual, out))
 
 
 def _entries_of(selection: Selection) -> SparseVector:
@@ -71,13 +64,11 @@ def _entries_of(selection: Selection) -> SparseVector:
     return SparseVector(selection.size, selection.indices[:entries].copy(), selection.values[:entries].copy())
 
 
-class ReusedOnGPU(Selector):
+class ReusedOnGPU(Reused):
     """The selector ``reused``: CuPy's functions find the entries that reach an earlier step's threshold."""
 
-    at_most = Reused.at_most
-
-    def __init__(self, every: int = 32) -> None:
-        self._every, self._calls, self._threshold = every, 0, np.uint32(0)
+    def __init__(self) -> None:
+        super().__init__()
         self._exact = GPUSelector("exact")
 
     def select(self, vector: Float32, k: int) -> SparseVector:
@@ -100,46 +91,28 @@ class ReusedOnGPU(Selector):
             return None
         return SparseVector(len(vector), indices.astype(index_dtype(len(vector))), vector[indices])
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"calls": self._calls, "threshold": int(self._threshold)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._calls, self._threshold = state["calls"], np.uint32(state["threshold"])
+    select_sum = Selector.select_sum
 
 
 class GPUCodec(Codec):
     """A codec of ``commlib.gpu`` for vectors of any size; the caller owns what it returns."""
 
     def __init__(self, name: str) -> None:
-        self._name, self._host = name, make_codec(name)
-        self._plans: dict[int, DeviceCodec] = {}
-
-    @property
-    def lossless(self) -> bool:
-        return self._host.lossless
-
-    def message_bytes(self, entries: int, size: int) -> int:
-        return self._host.message_bytes(entries, size)
+        host = make_codec(name)
+        super().__init__(host.indices, host.values)
+        self._plan = lru_cache(MOST_PLANS)(partial(DeviceCodec, name))
 
     def encode(self, vector: SparseVector, allocate: Callable[[int], Message] | None = None) -> Message:
         """See :meth:`Codec.encode`; always a new array."""
-        return self._plan_for(vector.size).encode(vector.indices_or_range, vector.values).copy()
+        return self._plan(vector.size).encode(vector.indices_or_range, vector.values).copy()
 
     def decode(self, message: Message, size: int) -> SparseVector:
         """See :meth:`Codec.decode`; does not check that the bits are those of indices."""
         if size == 0:
             return SparseVector.empty(0, module_of(message))
-        decoded = self._plan_for(size).decode(message)
+        decoded = self._plan(size).decode(message)
         indices = None if decoded.indices is None else decoded.indices.copy()
         return SparseVector(size, indices, decoded.values.copy())
-
-    def _plan_for(self, size: int) -> DeviceCodec:
-        plan = self._plans.get(size)
-        if plan is None:
-            if len(self._plans) == MOST_PLANS:
-                del self._plans[next(iter(self._plans))]
-            plan = self._plans[size] = DeviceCodec(self._name, size, engine=current_engine())
-        return plan
 
 
 def make_gpu_selector(name: GivenSelector) -> Selector:
@@ -180,18 +153,13 @@ def gpu_sum_sparse(
     size = vectors[0].size
     if size == 0:  # as of a rank that owns no shard
         return vectors[0]
-    ranks = RankSum(size, engine=current_engine())
+    ranks = RankSum(size)
     is_dense = sum(vector.nnz for vector in vectors) >= delta(size)
     return ranks.dense(vectors) if is_dense else ranks.sparse(vectors)
 
 
-def gpu_sum_rows(others: Float32, own: Float32, position: int) -> Float32:
-    """Return the sum of :func:`commlib.vectors.sum_rows`."""
-    return add_rows(others, own, position, engine=current_engine())
-
-
 HOST = Kernels(make_selector, make_codec, sum_sparse, sum_rows)
-GPU = Kernels(make_gpu_selector, make_gpu_codec, gpu_sum_sparse, gpu_sum_rows)
+GPU = Kernels(make_gpu_selector, make_gpu_codec, gpu_sum_sparse, add_rows)
 
 
 def kernels_of(arrays: ModuleType) -> Kernels:

@@ -54,8 +54,6 @@ def predict(
     ranks = [rank for node in nodes for rank in node]
     sent = (cost.traffic(step, rank) for rank in ranks)
     busiest = max(sent, key=lambda each: (each.inter, each.intra))
-    if len(ranks) == 1:
-        return Prediction(0.0, 0.0, busiest)
     intra, inter, computing = _seconds(cost, step, speeds)
     return Prediction(intra, inter, busiest, computing)
 
@@ -71,11 +69,13 @@ def predict_seconds(
 ) -> float:
     """Return the seconds of :func:`predict` alone, which is quick for thousands of ranks, too."""
     cost, step = _step(reducer, nodes, size, options, network or Network())
-    return 0.0 if step.ranks == 1 else sum(_seconds(cost, step, speeds))
+    return sum(_seconds(cost, step, speeds))
 
 
 def _seconds(cost: Cost, step: Step, speeds: Speeds | None) -> tuple[float, float, float]:
-    """Return the seconds inside the node, between nodes and of computing."""
+    """Return the seconds inside the node, between nodes and of computing; a single rank takes no time."""
+    if step.ranks == 1:
+        return 0.0, 0.0, 0.0
     intra, inter = cost.seconds(step)
     more_intra, more_inter = step.rest_of_comparison(intra + inter)
     computing = cost.work(step).seconds(speeds, step.options.get("wire", "fp32")) if speeds else 0.0

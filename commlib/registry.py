@@ -42,7 +42,7 @@ def resolve(table: Mapping[str, Member], kind: str, name: str, subclass_of: type
     """
     if not isinstance(name, str) or name in table:
         return look_up(table, kind, name)
-    part = _imported(kind, name, name if is_import_path(name) else _entry_point(table, kind, name))
+    part = _imported(kind, name, import_path(table, kind, name))
     _check_kind(kind, name, part, subclass_of)
     return part
 
@@ -56,8 +56,10 @@ def _entry_points(kind: str) -> EntryPoints:
     return entry_points(group=f"cloudtrain.{kind}s")
 
 
-def _entry_point(table: Mapping[str, object], kind: str, name: str) -> str:
-    """Return the import path of the entry point ``name``, which ``table`` does not hold."""
+def import_path(table: Mapping[str, object], kind: str, name: str) -> str:
+    """Return ``name`` if it is an import path, else that of its entry point; ``table`` does not hold it."""
+    if is_import_path(name):
+        return name
     points = _entry_points(kind)
     try:
         look_up({**table, **{point.name: point for point in points}}, kind, name)

@@ -63,7 +63,9 @@ class Topology(Closing):
 
     def __init__(self, world: Communicator, ranks_per_node: int | Sequence[int] | None = None) -> None:
         hosts = world.allgather_objects(world.host)
-        node_of_rank = _discover(hosts) if ranks_per_node is None else _emulate(hosts, ranks_per_node)
+        order = {host: node for node, host in enumerate(dict.fromkeys(hosts))}
+        found = [order[host] for host in hosts]
+        node_of_rank = found if ranks_per_node is None else _emulate(hosts, ranks_per_node)
         self.world, self.ranks_per_node = world, ranks_per_node
         self.nodes = tuple(
             tuple(rank for rank in range(world.size) if node_of_rank[rank] == node)
@@ -120,8 +122,3 @@ def _emulate(hosts: Sequence[str], ranks_per_node: int | Sequence[int]) -> list[
                 f"which makes node {node} of ranks on {' and '.join(machines)}"
             )
     return nodes
-
-
-def _discover(hosts: Sequence[str]) -> list[int]:
-    order = {host: node for node, host in enumerate(dict.fromkeys(hosts))}
-    return [order[host] for host in hosts]

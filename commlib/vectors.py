@@ -12,21 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from commlib import entries
 from commlib.arrays import Allocate, copy_of, empty, is_on_gpu, module_of, new_array, zeros
 from commlib.arrays import Float32 as Float32
 from commlib.entries import Index as Index
-from commlib.entries import (
-    add_at,
-    add_missing_at,
-    add_up_equal,
-    are_ascending,
-    are_finite,
-    are_missing,
-    merge_runs,
-    merge_two,
-    subtract_at,
-    write_at,
-)
 from commlib.errors import InvalidArgument
 
 VALUE_BYTES = 4
@@ -97,7 +86,7 @@ class SparseVector:
             return
         if len(self.indices) and (self.indices[0] < 0 or self.indices[-1] >= self.size):
             raise InvalidArgument(f"indices: expected 0 … {self.size - 1}, got one outside")
-        if not are_ascending(self.indices):
+        if not entries.are_ascending(self.indices):
             raise InvalidArgument("indices: expected sorted and unique, got some that are not")
 
     @classmethod
@@ -140,7 +129,7 @@ class SparseVector:
             raise InvalidArgument(f"indices: expected 0 … {size - 1}, got one outside")
         order = np.argsort(places, kind="stable")
         own_indices, own_values = places[order].astype(index_dtype(size)), given[order]
-        filled = add_up_equal(own_indices, own_values)
+        filled = entries.add_up_equal(own_indices, own_values)
         return cls.trusted(size, own_indices[:filled], own_values[:filled])
 
     @property
@@ -179,14 +168,14 @@ class SparseVector:
         elif is_on_gpu(vector):
             vector[self.indices] = self.values
         else:
-            write_at(vector, self.indices, self.values)
+            entries.write_at(vector, self.indices, self.values)
 
     def add_unapplied_to(self, vector: Float32, applied: "SparseVector") -> None:
         """Add the entries whose indices are not in ``applied`` to ``vector``, in place."""
         if is_on_gpu(vector):
             self.without(applied).add_to(vector)
         else:
-            add_missing_at(vector, self.indices_or_range, self.values, applied.indices_or_range)
+            entries.add_missing_at(vector, self.indices_or_range, self.values, applied.indices_or_range)
 
     def add_to(self, vector: Float32) -> None:
         """Add the entries to ``vector``, in place."""
@@ -195,7 +184,7 @@ class SparseVector:
         elif is_on_gpu(vector):
             vector[self.indices] += self.values
         else:
-            add_at(vector, self.indices, self.values)
+            entries.add_at(vector, self.indices, self.values)
 
     def subtract_from(self, vector: Float32) -> None:
         """Subtract the entries from ``vector``, in place."""
@@ -204,7 +193,7 @@ class SparseVector:
         elif is_on_gpu(vector):
             vector[self.indices] -= self.values
         else:
-            subtract_at(vector, self.indices, self.values)
+            entries.subtract_at(vector, self.indices, self.values)
 
     def slice(self, low: int, high: int) -> "SparseVector":
         """Return entries ``low … high − 1`` as a vector of size ``high − low``; it shares the values."""
@@ -232,7 +221,7 @@ class SparseVector:
         """Return the entries whose indices are not in ``others``."""
         if is_on_gpu(self.values):
             return self.where(~np.isin(self.indices_or_range, others.indices_or_range))
-        return self.where(are_missing(self.indices_or_range, others.indices_or_range))
+        return self.where(entries.are_missing(self.indices_or_range, others.indices_or_range))
 
     @property
     def is_finite(self) -> bool:
@@ -249,7 +238,7 @@ def is_finite(vector: Float32) -> bool:
     """Return whether no entry of a contiguous vector is a NaN or an infinity."""
     if is_on_gpu(vector):
         return bool(np.isfinite(vector).all())
-    return bool(are_finite(vector.view(np.uint32)))
+    return bool(entries.are_finite(vector.view(np.uint32)))
 
 
 def non_finite(size: int, arrays: ModuleType = np) -> SparseVector:
@@ -311,7 +300,7 @@ def sum_sparse(
 
 def _dense_total(vectors: Sequence[SparseVector], sums: Float32) -> SparseVector:
     first, *others = vectors
-    if not (first.is_dense and _is_same_memory(first.values, sums)):
+    if not (first.is_dense and not is_on_gpu(sums) and np.may_share_memory(first.values, sums)):
         sums.fill(0)
         first.add_to(sums)
     for vector in others:
@@ -319,26 +308,22 @@ def _dense_total(vectors: Sequence[SparseVector], sums: Float32) -> SparseVector
     return SparseVector.trusted(first.size, None, sums)
 
 
-def _is_same_memory(vector: Float32, other: Float32) -> bool:
-    return not is_on_gpu(vector) and bool(np.may_share_memory(vector, other))
-
-
 def _sparse_total(
     size: int, indices: Sequence[Index], values: Sequence[Float32], allocate: Allocate
 ) -> SparseVector:
     """Merge sorted runs: the values of an index are added in the order of the vectors, from 0 on."""
     ends, dtype = np.cumsum([len(run) for run in indices]), index_dtype(size)
-    entries = int(ends[-1])
-    runs = allocate("indices of runs", entries, dtype), allocate("values of runs", entries, np.float32)
-    merged = allocate("indices of sums", entries, dtype), allocate("values of sums", entries, np.float32)
+    count = int(ends[-1])
+    runs = allocate("indices of runs", count, dtype), allocate("values of runs", count, np.float32)
+    merged = allocate("indices of sums", count, dtype), allocate("values of sums", count, np.float32)
     np.concatenate(indices, out=runs[0])
     np.concatenate(values, out=runs[1])
-    if not entries:
+    if not count:
         filled = 0
     elif len(ends) == 2:
-        filled = merge_two(*runs, int(ends[0]), *merged)
+        filled = entries.merge_two(*runs, int(ends[0]), *merged)
     else:
-        filled = merge_runs(*runs, ends, *merged)
+        filled = entries.merge_runs(*runs, ends, *merged)
     return SparseVector.trusted(size, merged[0][:filled], merged[1][:filled])
 
 

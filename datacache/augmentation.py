@@ -1,6 +1,10 @@
 """Crops of stored images, the inputs of a network: a random box for training, the centre for evaluation.
 
-The box is resized, mirrored, normalised and cast in one pass: see :mod:`datacache.resampling`.
+The box, which has real coordinates, is resized, mirrored, normalised and cast in one pass. Its filter is a
+triangle: a pixel of the input is the weighted mean of the image's pixels around it, with weights that fall
+linearly to zero at the distance of one pixel of the image or of the input, whichever is larger. So enlarging
+interpolates bilinearly, and shrinking does not alias. At a box's edge the filter uses the image's pixels
+beyond it; there are none beyond the image's edge.
 """
 
 import math
@@ -13,8 +17,10 @@ import numpy.typing as npt
 
 from datacache.batches import Array, BatchSpec, Collation, Pools
 from datacache.order import GOLDEN, Flags, Ids, compiled, folded, key_of, mixed
-from datacache.resampling import Boxes, Float32, PackedImages, resample
 
+Bytes = npt.NDArray[np.uint8]
+Boxes = npt.NDArray[np.float64]
+Float32 = npt.NDArray[np.float32]
 DTYPES = ("uint8", "float16", "float32")
 LARGEST_LEVEL = 255
 TRIES = 10
@@ -46,12 +52,10 @@ class Crop(Collation):
             raise ValueError(f"mean, std: expected equally many numbers, got {self.mean} and {self.std}")
         if not min(self.std) > 0:
             raise ValueError(f"std: expected numbers above 0, got {self.std}")
-        self._check_range(self.mean, self.std)
-
-    def _check_range(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         if self.dtype == "uint8":
-            raise ValueError(f"mean, std: expected none for dtype uint8, got {mean} and {std}")
-        largest = max(max(abs(m), abs(LARGEST_LEVEL - m)) / s for m, s in zip(mean, std, strict=True))
+            raise ValueError(f"mean, std: expected none for dtype uint8, got {self.mean} and {self.std}")
+        pairs = zip(self.mean, self.std, strict=True)
+        largest = max(max(abs(mean), abs(LARGEST_LEVEL - mean)) / std for mean, std in pairs)
         if not largest <= float(np.finfo(self.dtype).max):
             raise ValueError(f"mean, std: expected inputs that {self.dtype} can hold, got {largest:.4g}")
 
@@ -59,65 +63,41 @@ class Crop(Collation):
     def boxes(self, shapes: Ids, ids: Ids, epoch: int, seed: int) -> tuple[Boxes, Flags]:
         """Return for each sample its box and whether it is mirrored.
 
-        ``shapes``: as in ``PackedImages``. A box is left, top, right and bottom, float64, in pixels from the
-        image's upper left corner.
+        ``shapes``: int64 ``(samples, 3)``, the height, width and channels of each. A box is left, top, right
+        and bottom, float64, in pixels from the image's upper left corner.
         """
 
     def arrays(
-        self,
-        samples: Sequence[npt.NDArray[np.uint8]],
-        labels: npt.NDArray[np.int64],
-        spec: BatchSpec,
-        pools: Pools,
+        self, samples: Sequence[Bytes], labels: npt.NDArray[np.int64], spec: BatchSpec, pools: Pools
     ) -> tuple[Array, ...]:
-        """Return inputs ``(samples, input_size, input_size, channels)``, and their labels."""
+        """Return inputs ``(samples, input_size, input_size, channels)``, and their labels.
 
-        def pixels(size: int) -> npt.NDArray[np.uint8]:
-            # lengths are powers of two, so that buffers are reused
-            return pools.take((1 << (size - 1).bit_length(),), "uint8")
-
-        images = PackedImages.of(samples, pixels)
-        side = self.input_size
-        out = pools.take((len(samples), side, side, int(images.shapes[0, 2])), self.dtype)
-        self.apply(images, spec.ids, spec.epoch, spec.seed, out)
-        return out, labels
-
-    def apply(self, images: PackedImages, ids: Ids, epoch: int, seed: int, out: Array) -> None:
-        """Write the inputs cut from ``images`` to ``out``.
-
-        ``ids``: of the samples, in the order of ``images``. ``out``: C-contiguous ``(samples, input_size,
-        input_size, channels)`` of ``dtype``. The input of a sample depends on its image and id, ``epoch`` and
-        ``seed``, not on the other samples. Runs without the GIL, in any number of threads.
+        The input of a sample depends on its image and id, the epoch and the seed, not on the other samples.
+        Runs without the GIL, in any number of threads.
         """
-        self._check(images, ids, out)
-        samples, _, _, channels = out.shape
-        if samples == 0:
-            return
-        boxes, mirrored = self.boxes(images.shapes, ids, epoch, seed)
+        for image in samples:
+            if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != samples[0].shape[2]:
+                expected = "uint8 (height, width, channels), of equally many channels"
+                raise ValueError(f"images: expected {expected}, got {image.dtype} {image.shape}")
+        shapes = np.array([image.shape for image in samples], np.int64)
+        stops = np.cumsum(shapes.prod(axis=1))
+        # Lengths are powers of two, so that buffers are reused.
+        pixels = pools.take((1 << (int(stops[-1]) - 1).bit_length(),), "uint8")
+        np.concatenate([image.reshape(-1) for image in samples], out=pixels[: stops[-1]])
+        side, channels = self.input_size, int(shapes[0, 2])
+        out = pools.take((len(samples), side, side, channels), self.dtype)
+        boxes, mirrored = self.boxes(shapes, spec.ids, spec.epoch, spec.seed)
         mean, scale = self._normalisation(channels)
         # As bytes, since Numba has no float16: one compiled kernel serves all three types.
-        rows = out.reshape(samples, self.input_size, -1).view(np.uint8)
-        resample(images.pixels, images.starts, images.shapes, boxes, mirrored, mean, scale, rows)
-
-    def _check(self, images: PackedImages, ids: Ids, out: Array) -> None:
-        if len(ids) != len(images):
-            raise ValueError(f"ids: expected {len(images)}, as many as images, got {len(ids)}")
-        channels = out.shape[-1]
-        expected = (len(images), self.input_size, self.input_size, channels)
-        if out.shape != expected or out.dtype != self.dtype or not out.flags.c_contiguous:
-            found = f"{out.dtype} {out.shape} with strides {out.strides}"
-            raise ValueError(f"out: expected C-contiguous {self.dtype} {expected}, got {found}")
-        if (images.shapes[:, 2] != channels).any():
-            found = ", ".join(map(str, np.unique(images.shapes[:, 2])))
-            raise ValueError(f"images: expected {channels} channels, as out has, got {found}")
+        rows = out.reshape(len(samples), side, -1).view(np.uint8)
+        _resample(pixels, stops - shapes.prod(axis=1), shapes, boxes, mirrored, mean, scale, rows)
+        return out, labels
 
     def _normalisation(self, channels: int) -> tuple[Float32, Float32]:
         """Return the mean and the factor for each number of a row of inputs."""
         mean, std = np.array(self.mean or (0.0,)), np.array(self.std or (1.0,))
         if len(mean) not in (1, channels):
-            raise ValueError(
-                f"mean, std: expected 1 or {channels} numbers, as out's channels, got {len(mean)}"
-            )
+            raise ValueError(f"mean, std: expected 1 or {channels} numbers, one a channel, got {len(mean)}")
         pixel = np.ones((self.input_size, channels), np.float32)
         return (pixel * mean).ravel().astype(np.float32), (pixel / std).ravel().astype(np.float32)
 
@@ -131,12 +111,11 @@ class Augmentation(Crop):
     again; after ten tries, the largest box of an allowed aspect is taken from the centre. ``mirror``:
     exchange left and right with probability 1/2. All draws depend only on ``(seed, epoch, id)``.
 
-    >>> augmentation = Augmentation(4, area=(0.5, 1.0), dtype="uint8")
-    >>> images = PackedImages.of([np.full((5, 6, 1), 7, np.uint8)])
-    >>> out = np.empty((1, 4, 4, 1), np.uint8)
-    >>> augmentation.apply(images, np.array([11]), epoch=0, seed=1, out=out)
-    >>> out.min().item(), out.max().item()
-    (7, 7)
+    >>> boxes, mirrored = Augmentation(4, area=(1.0, 1.0), aspect=(1.0, 1.0)).boxes(
+    ...     np.array([[5, 6, 1]]), ids=np.array([11]), epoch=0, seed=1
+    ... )
+    >>> boxes.tolist(), mirrored.tolist()
+    ([[0.5, 0.0, 5.5, 5.0]], [False])
     """
 
     area: tuple[float, float] = (0.08, 1.0)
@@ -226,3 +205,143 @@ def _drawn_size(
 def _uniform(key: np.uint64, draw: int) -> float:
     """Return the ``draw``-th number of a key, uniform in [0, 1), a multiple of 2^-53."""
     return float(mixed(key + np.uint64(draw) * GOLDEN) >> np.uint64(11)) * 2.0**-53
+
+
+# ----------------------------------------------------------------------------------- resampling
+
+
+@compiled
+def _resample(
+    pixels: Bytes,
+    starts: Ids,
+    shapes: Ids,
+    boxes: Boxes,
+    mirrored: Flags,
+    mean: Float32,
+    scale: Float32,
+    out: npt.NDArray[np.uint8],
+) -> None:
+    """Write the rows of each image's input to ``out``; no bounds are checked.
+
+    ``starts``: of each image in ``pixels``. ``mean``, ``scale``: for each number of a row. ``out``:
+    ``(samples, rows, bytes)``; the bytes of a row imply float32, float16 or uint8.
+    """
+    for i in range(len(starts)):
+        height, width, channels = shapes[i]
+        image = pixels[starts[i] : starts[i] + height * width * channels].reshape(height, width * channels)
+        left, top, right, bottom = boxes[i]
+        columns, column_weights = _filter(width, left, right, out.shape[1])
+        rows, row_weights = _filter(height, top, bottom, out.shape[1])
+        if mirrored[i]:
+            columns, column_weights = columns[::-1].copy(), column_weights[::-1].copy()
+        first = columns.min() * channels
+        last = (columns.max() + column_weights.shape[1]) * channels
+        blended = np.empty(last - first, np.float32)
+        offsets = columns * channels - first
+        row = np.empty(len(mean), np.float32)
+        for y in range(len(rows)):
+            _blend_rows(image[rows[y] : rows[y] + row_weights.shape[1], first:last], row_weights[y], blended)
+            if channels == 3:
+                _blend_columns_of_three(blended, offsets, column_weights, row)
+            else:
+                _blend_columns(blended, offsets, column_weights, channels, row)
+            _normalise(row, mean, scale)
+            _store(row, out[i, y])
+
+
+@compiled
+def _filter(length: int, low: float, high: float, size: int) -> tuple[Ids, Float32]:
+    """Return the pixels, of ``length``, and weights of each of ``size`` pixels between ``low`` and ``high``.
+
+    For each, its first pixel and the weights of that and the next ones.
+    """
+    step = (high - low) / size
+    reach = max(step, 1.0)
+    taps = min(length, int(math.ceil(2 * reach)))
+    firsts, weights = np.empty(size, np.int64), np.empty((size, taps), np.float32)
+    for i in range(size):
+        centre = low + (i + 0.5) * step
+        # The first pixel whose centre is nearer than the reach; earlier where the image ends before the taps.
+        firsts[i] = min(max(int(math.floor(centre - reach + 0.5)), 0), length - taps)
+        total = 0.0
+        for tap in range(taps):
+            total += max(1 - abs(firsts[i] + tap + 0.5 - centre) / reach, 0.0)
+        for tap in range(taps):
+            weights[i, tap] = max(1 - abs(firsts[i] + tap + 0.5 - centre) / reach, 0.0) / total
+    return firsts, weights
+
+
+@compiled
+def _blend_rows(rows: Bytes, weights: Float32, blended: Float32) -> None:
+    blended[:] = 0
+    for tap in range(len(weights)):
+        row, weight = rows[tap], weights[tap]
+        for i in range(len(blended)):
+            blended[i] += weight * np.float32(row[i])
+
+
+@compiled
+def _blend_columns(blended: Float32, firsts: Ids, weights: Float32, channels: int, row: Float32) -> None:
+    # Indices are unsigned: every access by a signed one would first test whether it is negative.
+    for channel in range(channels):
+        for x in range(len(firsts)):
+            index, total = np.uint64(firsts[x] + channel), np.float32(0)
+            for tap in range(weights.shape[1]):
+                total += weights[x, tap] * blended[index]
+                index += np.uint64(channels)
+            row[x * channels + channel] = total
+
+
+@compiled
+def _blend_columns_of_three(blended: Float32, firsts: Ids, weights: Float32, row: Float32) -> None:
+    """Do the same as ``_blend_columns`` for three channels at once, in half the time."""
+    for x in range(len(firsts)):
+        index = np.uint64(firsts[x])
+        red = green = blue = np.float32(0)
+        for tap in range(weights.shape[1]):
+            weight = weights[x, tap]
+            red += weight * blended[index]
+            green += weight * blended[index + np.uint64(1)]
+            blue += weight * blended[index + np.uint64(2)]
+            index += np.uint64(3)
+        row[3 * x], row[3 * x + 1], row[3 * x + 2] = red, green, blue
+
+
+@compiled
+def _normalise(row: Float32, mean: Float32, scale: Float32) -> None:
+    for i in range(len(row)):
+        row[i] = (row[i] - mean[i]) * scale[i]
+
+
+@compiled
+def _store(row: Float32, out: Bytes) -> None:
+    """Write a row as float32, float16 or uint8, whichever ``out`` has the bytes for."""
+    if len(out) == 4 * len(row):
+        floats = out.view(np.float32)
+        for i in range(len(row)):  # floats[:] = row would first test whether the two overlap
+            floats[i] = row[i]
+    elif len(out) == 2 * len(row):
+        _store_halves(row, out.view(np.uint16))
+    else:
+        _store_levels(row, out)
+
+
+@compiled
+def _store_levels(row: Float32, levels: Bytes) -> None:
+    for i in range(len(row)):
+        levels[i] = np.uint8(row[i] + np.float32(0.5))
+
+
+@compiled
+def _store_halves(row: Float32, halves: npt.NDArray[np.uint16]) -> None:
+    """Write float32 of a magnitude that float16 can hold as the bits of float16, rounded to nearest even."""
+    bits = row.view(np.uint32)
+    # A half below its smallest normal number has steps of 2^-24. So has a float32 from a half to one: adding
+    # a half rounds to such steps, and leaves their count in the low bits.
+    steps = (np.abs(row) + np.float32(0.5)).view(np.uint32)
+    for i in range(len(row)):
+        magnitude = bits[i] & 0x7FFF_FFFF
+        odd = (magnitude >> 13) & 1
+        normal = (magnitude - 0x3800_0000 + 0xFFF + odd) >> 13  # exponents are 112 apart, mantissas 13 bits
+        tiny = steps[i] - 0x3F00_0000
+        halves[i] = (tiny if magnitude < 0x3880_0000 else normal) | ((bits[i] >> 16) & 0x8000)

@@ -4,11 +4,12 @@ The arrays' memory is used again, as used memory needs no new pages; an array is
 anything refers to it.
 """
 
+import math
 import weakref
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
@@ -40,43 +41,29 @@ class BatchSpec:
     seed: int
 
 
-class Buffers:
-    """A pool of arrays of one shape and dtype.
-
-    An array returns to the pool when neither it nor a view of it is referenced any more. There are as many as
-    were in use at the same time.
-    """
-
-    def __init__(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
-        self.shape, self.dtype = shape, np.dtype(dtype)
-        self.bytes = int(np.prod(shape)) * self.dtype.itemsize
-        self._free: deque[memoryview] = deque()  # appending and popping are atomic: no lock in a finalizer
-
-    def take(self) -> npt.NDArray[Any]:
-        """Return an unused array with arbitrary contents."""
-        try:
-            memory = self._free.pop()
-        except IndexError:
-            memory = self._allocate()
-        array = np.frombuffer(memory, self.dtype)  # the base of all views: it lives as long as any of them
-        weakref.finalize(array, self._free.append, memory)
-        return array.reshape(self.shape)
-
-    def _allocate(self) -> memoryview:
-        unaligned = np.empty(self.bytes + ALIGNMENT, np.uint8)
-        start = -unaligned.ctypes.data % ALIGNMENT
-        return unaligned[start : start + self.bytes].data
-
-
 class Pools:
-    """Reused memory for the arrays of batches, by shape and dtype."""
+    """Reused memory for the arrays of batches, by shape and dtype, as much as was in use at once."""
 
     def __init__(self) -> None:
-        self._pools: dict[tuple[tuple[int, ...], str], Buffers] = {}
+        # Appending and popping are atomic: no lock in a finalizer.
+        self._free: defaultdict[tuple[tuple[int, ...], str], deque[memoryview]] = defaultdict(deque)
 
     def take(self, shape: tuple[int, ...], dtype: str) -> Array:
-        """Return an unused array with arbitrary contents; it is reused when nothing refers to it."""
-        return self._pools.setdefault((shape, dtype), Buffers(shape, dtype)).take()
+        """Return an unused array with arbitrary contents; it is reused when no view refers to it any more."""
+        free = self._free[shape, dtype]
+        try:
+            memory = free.pop()
+        except IndexError:
+            memory = _aligned(math.prod(shape) * np.dtype(dtype).itemsize)
+        array = np.frombuffer(memory, dtype)  # the base of all views: it lives as long as any of them
+        weakref.finalize(array, free.append, memory)
+        return array.reshape(shape)
+
+
+def _aligned(size: int) -> memoryview:
+    unaligned = np.empty(size + ALIGNMENT, np.uint8)
+    start = -unaligned.ctypes.data % ALIGNMENT
+    return unaligned[start : start + size].data
 
 
 class Collation(ABC):
@@ -134,22 +121,17 @@ def prefetch(
     pool = ThreadPoolExecutor(threads, thread_name_prefix="datacache")
     waiting = iter(items)
     futures = deque(pool.submit(function, item) for item in islice(waiting, depth))
-    return _results(pool, function, waiting, futures)
 
+    def results() -> Iterator[Result]:
+        with pool:
+            try:
+                for item in waiting:
+                    futures.append(pool.submit(function, item))
+                    yield futures.popleft().result()
+                while futures:
+                    yield futures.popleft().result()
+            finally:
+                for future in futures:
+                    future.cancel()
 
-def _results(
-    pool: ThreadPoolExecutor,
-    function: Callable[[Item], Result],
-    waiting: Iterator[Item],
-    futures: deque[Future[Result]],
-) -> Iterator[Result]:
-    with pool:
-        try:
-            for item in waiting:
-                futures.append(pool.submit(function, item))
-                yield futures.popleft().result()
-            while futures:
-                yield futures.popleft().result()
-        finally:
-            for future in futures:
-                future.cancel()
+    return results()

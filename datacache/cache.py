@@ -23,6 +23,7 @@ from datacache.manifest import Manifest
 from datacache.order import BatchOrder, Ids, Order, check_at_least
 from datacache.preprocessing import Preprocessing
 from datacache.sources import Source
+from datacache.storage import ProgressCallback, no_report
 from datacache.store.records import pack, unpack
 
 if TYPE_CHECKING:
@@ -104,29 +105,21 @@ class DataCache:
     ) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch, from step ``start`` on; every rank has equally many.
 
-        Samples of earlier steps are not read. What is random in a batch depends on the order's seed, the
-        epoch and the sample.
+        What is random in a batch depends on the order's seed, the epoch and the sample.
         """
         if order.samples != len(self):
             raise ValueError(f"order: expected one of {len(self)} samples, got one of {order.samples}")
-        specs = (
-            BatchSpec(
-                order.batch(epoch, step, rank, world_size),
-                order.counts(epoch, step, rank, world_size),
-                epoch,
-                step,
-                rank,
-                world_size,
-                order.seed,
-            )
-            for step in range(start, order.steps())
-        )
         pools = Pools()
+
+        def spec_of(step: int) -> BatchSpec:
+            where = epoch, step, rank, world_size
+            return BatchSpec(order.batch(*where), order.counts(*where), *where, order.seed)
 
         def build(spec: BatchSpec) -> Batch:
             samples, labels = self._levels.read(spec.ids), self.manifest.labels[spec.ids]
             return Batch(collation.arrays(samples, labels, spec, pools), spec.ids, spec.counts)
 
+        specs = map(spec_of, range(start, order.steps()))
         return prefetch(build, specs, threads=self._threads, depth=self._prefetch)
 
     def exchange(self, order: Order, comm: Comm, epoch: int, *, start: int = 0) -> int:
@@ -152,9 +145,7 @@ class DataCache:
 
         return as_dataset(batches, crop, self.channels)
 
-    def fill(
-        self, report: Callable[[int, int], None] = lambda done, total: None, *, part: int = 0, of: int = 1
-    ) -> None:
+    def fill(self, report: ProgressCallback = no_report, *, part: int = 0, of: int = 1) -> None:
         """Read and store the samples of the node's part that are not stored yet.
 
         Ranks that fill the cache together each pass another ``part`` of the same number ``of`` parts.
@@ -210,7 +201,10 @@ def _one_round(
     comm: Comm, wanted: Ids, holders: Ids, read: Callable[[Ids], list[Sample]]
 ) -> dict[int, Sample]:
     requests = [wanted[holders == rank] for rank in range(comm.size)]
-    answers = [_records(ids, read(ids)) for ids in _exchange_ids(comm, requests)]
+    counts = comm.alltoall_ints([len(ids) for ids in requests])
+    asked = [np.empty(count, np.int64) for count in counts.tolist()]
+    comm.exchange(requests, asked)
+    answers = [_records(ids, read(ids)) for ids in asked]
     sizes = [np.empty(len(ids), np.int64) for ids in requests]
     comm.exchange([np.array([len(each) for each in records], np.int64) for records in answers], sizes)
     received = [np.empty(int(lengths.sum()), np.uint8) for lengths in sizes]
@@ -224,15 +218,5 @@ def _one_round(
 
 
 def _records(ids: Ids, samples: list[Sample]) -> list[bytes]:
-    return [
-        pack(number, np.ascontiguousarray(sample).data, sample.shape)
-        for number, sample in zip(ids.tolist(), samples, strict=True)
-    ]
-
-
-def _exchange_ids(comm: Comm, outgoing: list[Ids]) -> list[Ids]:
-    """Return the ids that every rank requests from this one."""
-    counts = comm.alltoall_ints([len(ids) for ids in outgoing])
-    incoming = [np.empty(count, np.int64) for count in counts.tolist()]
-    comm.exchange(outgoing, incoming)
-    return incoming
+    numbered = zip(ids.tolist(), samples, strict=True)
+    return [pack(number, np.ascontiguousarray(sample).data, sample.shape) for number, sample in numbered]

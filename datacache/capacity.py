@@ -100,14 +100,11 @@ def existing(path: Path) -> Path:
 
 def _filesystem_limit(path: Path) -> Limit:
     found = os.statvfs(path)
-    unlimited = found.f_blocks == 0  # a tmpfs without a size
-    free = 1 << 62 if unlimited else found.f_bavail * found.f_frsize
-    return Limit(
-        f"the filesystem of {path}",
-        free,
-        "free some (`cloudtrain cache gc`), choose another folder, or enlarge it (a container's /dev/shm: "
-        "`--shm-size`)",
-    )
+    is_unlimited = found.f_blocks == 0  # a tmpfs without a size
+    free = 1 << 62 if is_unlimited else found.f_bavail * found.f_frsize
+    enlarge = "enlarge it (a container's /dev/shm: `--shm-size`)"
+    remedy = f"free some (`cloudtrain cache gc`), choose another folder, or {enlarge}"
+    return Limit(f"the filesystem of {path}", free, remedy)
 
 
 def _machine_limit(system: Path) -> Limit:
@@ -134,9 +131,7 @@ def _groups_upwards(mount: Path, group: str, limit_file: str, usage_file: str) -
     """Return the limits of a group and of its parents; inside a container only some are visible."""
     folder = mount / group.lstrip("/")
     limits = []
-    for path in (folder, *folder.parents):
-        if not path.is_relative_to(mount):
-            break
+    for path in (each for each in (folder, *folder.parents) if each.is_relative_to(mount)):
         limit, usage = _number(path / limit_file), _number(path / usage_file)
         if limit is not None and usage is not None:
             free = max(0, limit - usage + _reclaimable(path))

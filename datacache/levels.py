@@ -206,9 +206,9 @@ class Levels:
         positions = np.array(sorted([*misses.missing, *misses.damaged]), np.int64)
         self._count(memory=len(ids) - len(positions), damaged_in_memory=len(misses.damaged))
         if len(positions):
-            prepared = self._prepare(ids[positions])
-            samples |= dict(zip(positions.tolist(), (sample for sample, _ in prepared), strict=True))
-            records = dict(zip(positions.tolist(), (record for _, record in prepared), strict=True))
+            prepared = dict(zip(positions.tolist(), self._prepare(ids[positions]), strict=True))
+            samples |= {position: sample for position, (sample, _) in prepared.items()}
+            records = {position: record for position, (_, record) in prepared.items()}
             self.memory.put(ids, misses, records)
         return [samples[position] for position in range(len(ids))]
 
@@ -257,8 +257,7 @@ class Levels:
                 sample, other = self._stand_in(number, error)
                 stand_in = [other]
             pixels, shape = np.ascontiguousarray(sample).data, (*sample.shape, *stand_in)
-            record = pack(number, pixels, shape, seed=self.memory.seed)
-            prepared.append((sample, record))
+            prepared.append((sample, pack(number, pixels, shape, seed=self.memory.seed)))
         return prepared
 
     def _decoded(self, payload: bytes) -> Sample:
@@ -268,9 +267,8 @@ class Levels:
         """Return the next sample of the same label, in the order of ids, that can be decoded."""
         labels = self._manifest.labels
         alike = np.flatnonzero(labels == labels[number])
-        for other in np.roll(alike, -1 - int(np.searchsorted(alike, number)))[:STAND_INS].tolist():
-            if other == number:
-                continue
+        others = np.roll(alike, -1 - int(np.searchsorted(alike, number)))[:-1]
+        for other in others[:STAND_INS].tolist():
             try:
                 sample = self._decoded(self.payloads(np.array([other]))[0])
             except BadSample:
@@ -293,9 +291,9 @@ class Levels:
 def stand_in_lines(manifest: Manifest, stand_ins: Sequence[Mapping[int, int]]) -> list[str]:
     """Return a line for each sample that any rank could not decode, in the order of their ids."""
     merged = {number: other for each in stand_ins for number, other in each.items()}
-    ids = {each for pair in merged.items() for each in pair}
-    name = {each: escaped(manifest.files[int(manifest.file[each])]) for each in ids}
-    return [
-        f"{name[number]} (sample {number}) cannot be decoded: {name[other]} (sample {other}) stood in"
-        for number, other in sorted(merged.items())
-    ]
+
+    def named(number: int) -> str:
+        return f"{escaped(manifest.files[int(manifest.file[number])])} (sample {number})"
+
+    pairs = sorted(merged.items())
+    return [f"{named(number)} cannot be decoded: {named(other)} stood in" for number, other in pairs]

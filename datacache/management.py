@@ -8,20 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from datacache.errors import Damaged
+from datacache.store import folders
 from datacache.store.files import check_folder
-from datacache.store.folders import (
-    BROKEN,
-    COMPLETE,
-    PREFIX,
-    all_folders,
-    describe,
-    is_in_use,
-    read_counts,
-    remove,
-    used_bytes,
-)
 from datacache.store.record_files import LOG, RECORDS, Log, RecordFile, SealedStore
-from datacache.store.records import key_of, seed_of, unpack
+from datacache.store.records import seed_of, unpack
 
 
 @dataclass(frozen=True)
@@ -45,27 +35,24 @@ class CacheFolder:
 
 
 def list_folders(root: Path, superseded: Collection[str] = ()) -> Iterator[CacheFolder]:
-    """Yield all folders of a cache; none if ``root`` is missing, ``Untrusted`` if it is another user's.
-
-    ``superseded``: fingerprints of outdated manifests (see :func:`datacache.sources.base.superseded`).
-    """
+    """Yield all folders of a cache; ``superseded``: fingerprints of outdated manifests."""
     check_folder(root)
-    for path in all_folders(root):
-        description = describe(path)
-        state = "complete" if (path / COMPLETE).exists() else "unfinished"
-        if description is None or (path / BROKEN).exists():
+    for path in folders.all_folders(root):
+        description = folders.describe(path)
+        state = "complete" if (path / folders.COMPLETE).exists() else "unfinished"
+        if description is None or (path / folders.BROKEN).exists():
             state = "unusable"
         note = description.note if description else {}
         if state != "unusable" and note.get("manifest") in superseded:
             state = "stale"
-        requested, found = read_counts(path)
+        requested, found = folders.read_counts(path)
         yield CacheFolder(
             path=path,
             level=note.get("level"),
             state=state,
             samples=description.samples if description else 0,
-            bytes=used_bytes(path),
-            in_use=is_in_use(path),
+            bytes=folders.used_bytes(path),
+            in_use=folders.is_in_use(path),
             days=(time.time() - path.stat().st_mtime) / 86400,
             note=note,
             requested=requested,
@@ -75,10 +62,7 @@ def list_folders(root: Path, superseded: Collection[str] = ()) -> Iterator[Cache
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of reading all records of a folder.
-
-    ``damaged``: how many of the ``records`` are not what was written, also if they have been replaced.
-    """
+    """How many ``records`` a folder has, and how many are ``damaged``, also if they have been replaced."""
 
     folder: CacheFolder
     records: int = 0
@@ -90,32 +74,29 @@ def verify(folder: CacheFolder) -> Verdict:
     """Read all records of a folder, complete or not, and verify every checksum."""
     if folder.state == "unusable":
         return Verdict(folder, unreadable="damaged or of another format: filled again at the next start")
-    seed = seed_of(folder.path.name.removeprefix(PREFIX))
+    seed = seed_of(folder.path.name.removeprefix(folders.PREFIX))
     try:
         records = list(_records(folder.path, seed))
     except (Damaged, OSError) as error:
         return Verdict(folder, unreadable=str(error))
-    return Verdict(folder, len(records), sum(not _is_good(record, seed) for record in records))
+    damaged = 0
+    for read in records:
+        try:
+            unpack(None, read(), verify=True, seed=seed)
+        except Damaged:
+            damaged += 1
+    return Verdict(folder, len(records), damaged)
 
 
 def _records(path: Path, seed: int) -> Iterator[Callable[[], memoryview]]:
     """Yield a function for each record that reads it."""
-    if (path / COMPLETE).exists():
+    if (path / folders.COMPLETE).exists():
         sealed = SealedStore(path, seed)
         yield from (partial(sealed.record, row) for row in range(len(sealed)))
         return
     file = RecordFile(path / RECORDS)
     for entry in Log(path / LOG, seed).entries():
         yield partial(file.read, int(entry["start"]), int(entry["bytes"]))
-
-
-def _is_good(read: Callable[[], memoryview], seed: int) -> bool:
-    try:
-        record = read()
-        unpack(key_of(record), record, verify=True, seed=seed)
-    except Damaged:
-        return False
-    return True
 
 
 def collect_garbage(folder: CacheFolder, *, everything: bool = False) -> bool:
@@ -125,4 +106,4 @@ def collect_garbage(folder: CacheFolder, *, everything: bool = False) -> bool:
     """
     if folder.state == "complete" and folder.level == 1 and not everything:
         return False
-    return remove(folder.path)
+    return folders.remove(folder.path)

@@ -17,6 +17,14 @@ from datacache.store.files import read_file, write_atomic
 
 FORMAT = 1
 Column = npt.NDArray[np.int64]
+# The columns of a manifest, with their names and types in its file; in this order they are hashed.
+_COLUMNS: dict[str, tuple[str, Any]] = {
+    "stamps": ("stamps", np.uint64),
+    "file": ("of_file", np.int32),
+    "start": ("start", np.int64),
+    "sizes": ("sizes", np.int64),
+    "labels": ("labels", np.int64),
+}
 
 
 class Texts(Sequence[str]):
@@ -61,9 +69,6 @@ class Texts(Sequence[str]):
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __repr__(self) -> str:
-        return f"<{len(self)} texts>"
-
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
@@ -93,10 +98,8 @@ class Manifest:
     """Of all the above, 32 hexadecimal digits."""
 
     def __post_init__(self) -> None:
-        self._freeze("stamps", np.uint64)
-        self._freeze("file", np.int32)
-        for name in ("start", "sizes", "labels"):
-            self._freeze(name, np.int64)
+        for name, (_, kind) in _COLUMNS.items():
+            object.__setattr__(self, name, _frozen(getattr(self, name), kind))
         object.__setattr__(self, "more", {name: _frozen(self.more[name], np.int64) for name in self.more})
         self._check()
         object.__setattr__(self, "fingerprint", self._hash())
@@ -129,32 +132,23 @@ class Manifest:
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:
                 columns = dict(archive)
             facts = json.loads(columns["facts"].tobytes())
-            manifest = cls._restored(facts, columns) if facts["format"] == FORMAT else None
+            if facts["format"] == FORMAT:
+                restored = {name: columns[stored].view(kind) for name, (stored, kind) in _COLUMNS.items()}
+                manifest = cls(
+                    payload=facts["payload"],
+                    files=Texts(columns["names"].tobytes(), columns["name_ends"].view(np.int64)),
+                    classes=tuple(facts["classes"]),
+                    shape=None if facts["shape"] is None else tuple(facts["shape"]),
+                    more={name: columns[f"more_{name}"].view(np.int64) for name in facts["more"]},
+                    **restored,
+                )
         except Exception as error:  # damaged bytes raise many kinds of errors in an archive's reader
             raise ValueError(f"{path}: {_DAMAGED} ({type(error).__name__}: {error})") from error
-        if manifest is None:
+        if facts["format"] != FORMAT:
             raise ValueError(f"{path}: manifest of format {facts['format']}, expected {FORMAT}; {_REMEDY}")
         if manifest.fingerprint != facts["fingerprint"]:
             raise ValueError(f"{path}: {_DAMAGED} (its fingerprint does not match)")
         return manifest
-
-    @classmethod
-    def _restored(cls, facts: dict[str, Any], columns: dict[str, npt.NDArray[np.uint8]]) -> "Manifest":
-        def column(name: str, kind: Any) -> npt.NDArray[Any]:
-            return columns[name].view(kind)
-
-        return cls(
-            payload=facts["payload"],
-            files=Texts(columns["names"].tobytes(), column("name_ends", np.int64)),
-            stamps=column("stamps", np.uint64),
-            file=column("of_file", np.int32),
-            start=column("start", np.int64),
-            sizes=column("sizes", np.int64),
-            labels=column("labels", np.int64),
-            classes=tuple(facts["classes"]),
-            shape=None if facts["shape"] is None else tuple(facts["shape"]),
-            more={name: column(f"more_{name}", np.int64) for name in facts["more"]},
-        )
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -166,8 +160,8 @@ class Manifest:
 
     def _buffers(self) -> dict[str, bytes]:
         """Return every column by name as bytes, in a fixed order."""
-        columns: dict[str, npt.NDArray[Any]] = {"name_ends": self.files.ends, "stamps": self.stamps}
-        columns |= {"of_file": self.file, "start": self.start, "sizes": self.sizes, "labels": self.labels}
+        columns: dict[str, npt.NDArray[Any]] = {"name_ends": self.files.ends}
+        columns |= {stored: getattr(self, name) for name, (stored, _) in _COLUMNS.items()}
         columns |= {f"more_{name}": self.more[name] for name in sorted(self.more)}
         return {"names": self.files.buffer, **{name: column.tobytes() for name, column in columns.items()}}
 
@@ -184,26 +178,17 @@ class Manifest:
         samples = len(self)
         if samples == 0:
             raise ValueError("manifest: expected at least one sample, got none")
-        columns: dict[str, npt.NDArray[Any]] = {"file": self.file, "start": self.start}
-        columns |= {"labels": self.labels, **self.more}
-        for name, column in columns.items():
-            if column.shape != (samples,):
-                raise ValueError(f"manifest: {name}: expected shape ({samples},), got {column.shape}")
-        if self.stamps.shape != (len(self.files),):
-            raise ValueError(
-                f"manifest: stamps: expected shape ({len(self.files)},), got {self.stamps.shape}"
-            )
-        if self.file.min() < 0 or self.file.max() >= len(self.files):
-            raise ValueError(f"manifest: file: expected 0 … {len(self.files) - 1}, got {_extent(self.file)}")
+        lengths = dict.fromkeys(("file", "start", "labels"), samples) | {"stamps": len(self.files)}
+        columns = {name: (getattr(self, name), length) for name, length in lengths.items()}
+        columns |= {name: (column, samples) for name, column in self.more.items()}
+        for name, (column, length) in columns.items():
+            if column.shape != (length,):
+                raise ValueError(f"manifest: {name}: expected shape ({length},), got {column.shape}")
         if min(self.start.min(), self.sizes.min(), self.labels.min()) < 0:
             raise ValueError("manifest: start, sizes, labels: expected no negative numbers")
-        if self.classes and self.labels.max() >= len(self.classes):
-            raise ValueError(
-                f"manifest: labels: expected 0 … {len(self.classes) - 1}, got {_extent(self.labels)}"
-            )
-
-    def _freeze(self, name: str, kind: Any) -> None:
-        object.__setattr__(self, name, _frozen(getattr(self, name), kind))
+        _check_range("file", self.file, len(self.files))
+        if self.classes:
+            _check_range("labels", self.labels, len(self.classes))
 
 
 @dataclass(frozen=True)
@@ -259,5 +244,7 @@ def _frozen(column: npt.ArrayLike, kind: Any) -> npt.NDArray[Any]:
     return view
 
 
-def _extent(column: npt.NDArray[Any]) -> str:
-    return f"{column.min()} … {column.max()}"
+def _check_range(name: str, column: npt.NDArray[Any], count: int) -> None:
+    if column.min() < 0 or column.max() >= count:
+        found = f"{column.min()} … {column.max()}"
+        raise ValueError(f"manifest: {name}: expected 0 … {count - 1}, got {found}")

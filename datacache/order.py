@@ -247,10 +247,7 @@ class Order(BatchOrder):
         return self._ids(self._starts(shards) + offsets)
 
     def holders(self, epoch: int, step: int, rank: int, world_size: int) -> Ids:
-        """Return for each sample of a rank's batch a rank whose node stores it.
-
-        The samples of a shard are distributed evenly over all ranks that read it.
-        """
+        """Return for each sample of a rank's batch a rank whose node stores it, evenly over those ranks."""
         shards, offsets = self._samples(epoch, *self._slots(step, rank, world_size))
         per_shard, per_rank = self.global_batch // self.shards, self.global_batch // world_size
         first, last = shards * per_shard // per_rank, ((shards + 1) * per_shard - 1) // per_rank
@@ -344,8 +341,7 @@ class EvaluationOrder(BatchOrder):
         bounds = [self._range(rank, world_size) for rank in ranks]
         # A rank without samples (there are more ranks than samples) pads its batch with another rank's.
         parts = [np.arange(start, min(max(stop, start + 1), self.samples)) for start, stop in bounds]
-        ids: Ids = np.unique(np.concatenate([np.empty(0, np.int64), *parts]))
-        return ids
+        return np.unique(np.concatenate([np.empty(0, np.int64), *parts]))
 
     def _positions(self, start: int, step: int) -> Ids:
         check_step(step, self.steps())

@@ -10,7 +10,6 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +33,6 @@ PLANNED_ASPECT = 1.5
 # Part of the fingerprint: to be raised when `apply` returns other values for the same payload.
 VERSION = 1
 
-_PART = 1 << 20  # values that are scaled at a time
 _SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L")
 
 
@@ -80,9 +78,14 @@ class Preprocessing:
         """
         if self.payload == "text":
             return np.frombuffer(payload, np.uint8)
-        if self.payload == "array":
-            return _shrink_array(_as_array(payload, shape), self.shorter_side)
-        return _decode(payload, self.shorter_side)
+        if self.payload == "image":
+            return _decode(payload, self.shorter_side)
+        if len(shape) not in (2, 3) or min(shape) < 1:
+            expected = "(height, width) or (height, width, channels)"
+            raise BadSample(f"shape: expected {expected}, got {tuple(shape)}")
+        if len(payload) != math.prod(shape):
+            raise BadSample(f"array {tuple(shape)}: expected {math.prod(shape)} bytes, got {len(payload)}")
+        return _shrink(np.frombuffer(payload, np.uint8).reshape(*shape[:2], -1), self.shorter_side)
 
     def planned_bytes(
         self, sizes: npt.NDArray[np.int64], shape: Sequence[int] | None = None
@@ -118,16 +121,7 @@ def shrunk(height: int, width: int, shorter_side: int | None) -> tuple[int, int]
     return (shorter_side, longer) if height <= width else (longer, shorter_side)
 
 
-def _as_array(payload: bytes, shape: Sequence[int]) -> npt.NDArray[np.uint8]:
-    """Return the payload as a view ``(height, width, channels)``."""
-    if len(shape) not in (2, 3) or min(shape) < 1:
-        raise BadSample(f"shape: expected (height, width) or (height, width, channels), got {tuple(shape)}")
-    if len(payload) != math.prod(shape):
-        raise BadSample(f"array {tuple(shape)}: expected {math.prod(shape)} bytes, got {len(payload)}")
-    return np.frombuffer(payload, np.uint8).reshape(*shape[:2], -1)
-
-
-def _shrink_array(pixels: npt.NDArray[np.uint8], shorter_side: int | None) -> npt.NDArray[np.uint8]:
+def _shrink(pixels: npt.NDArray[np.uint8], shorter_side: int | None) -> npt.NDArray[np.uint8]:
     """Return the array with its shorter side shrunk, channel by channel, as there may be any number."""
     height, width, channels = pixels.shape
     size = shrunk(height, width, shorter_side)
@@ -147,7 +141,6 @@ def _decode(payload: bytes, shorter_side: int | None) -> npt.NDArray[np.uint8]:
     try:
         picture = Image.open(io.BytesIO(payload), formats=FORMATS)  # reads the header only
         what = f"{picture.format} of {picture.width} × {picture.height}, {len(payload)} bytes"
-        _check_pixels(picture)
         height, width = shrunk(picture.height, picture.width, shorter_side)
         # JPEG can be decoded at ½, ¼ or ⅛ of its size, at as much less cost; never below the size needed
         picture.draft("RGB", (width, height))
@@ -163,28 +156,17 @@ def _decode(payload: bytes, shorter_side: int | None) -> npt.NDArray[np.uint8]:
         raise BadSample(f"{what}: {error}") from error
 
 
-def _check_pixels(picture: Image.Image) -> None:
-    if picture.width * picture.height > MOST_PIXELS:
-        raise BadSample(f"expected at most {MOST_PIXELS:,} pixels")
-
-
 def _as_rgb(picture: Image.Image) -> Image.Image:
     """Return the picture in red, green, blue, 8 bits each; alpha is dropped, not blended."""
+    if picture.width * picture.height > MOST_PIXELS:
+        raise BadSample(f"expected at most {MOST_PIXELS:,} pixels")
     if picture.mode in _SIXTEEN_BITS:
-        picture = Image.fromarray(_eight_bits(np.asarray(picture)))
+        values = np.asarray(picture)
+        if values.min() < 0 or values.max() > 65535:
+            raise BadSample(f"values from {values.min()} to {values.max()}: expected 0 to 65535")
+        picture = Image.fromarray(((values.astype(np.uint32) + 128) // 257).astype(np.uint8))
     if picture.mode == "F":
         raise BadSample("floating-point values, whose range is unknown: expected integers")
     if picture.mode == "P":
         picture = picture.convert("RGBA")  # a transparent palette converted at once makes Pillow warn
     return picture if picture.mode == "RGB" else picture.convert("RGB")
-
-
-def _eight_bits(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Return 16-bit values scaled to 8 bits, in parts, which limits the memory of the wider integers."""
-    if values.min() < 0 or values.max() > 65535:
-        raise BadSample(f"values from {values.min()} to {values.max()}: expected 0 to 65535")
-    flat, scaled = values.reshape(-1), np.empty(values.size, np.uint8)
-    for start in range(0, len(flat), _PART):
-        part = slice(start, start + _PART)
-        scaled[part] = (flat[part].astype(np.uint32) + 128) // 257
-    return scaled.reshape(values.shape)

@@ -11,6 +11,7 @@ from concurrent.futures import TimeoutError as FuturesTimeout
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
 import fsspec
@@ -61,32 +62,27 @@ class Range:
     length: int
     whole: bool = False
 
+    @property
+    def stop(self) -> int:
+        """The byte after the last one."""
+        return self.start + self.length
+
 
 def joined(ranges: Sequence[Range]) -> list[tuple[Range, list[int]]]:
-    """Return the ranges to request, and the positions of the ranges that each covers.
-
-    Ranges of a file with a small gap between them share a request.
-    """
+    """Return the ranges to request, one for near ranges, and the positions of the ranges that each covers."""
     requests: list[tuple[Range, list[int]]] = []
     for position in sorted(range(len(ranges)), key=lambda at: (ranges[at].path, ranges[at].start)):
         wanted = ranges[position]
-        positions: list[int] = []
-        if requests and _is_near(requests[-1][0], wanted):
-            last, positions = requests.pop()
-            end = max(last.start + last.length, wanted.start + wanted.length)
-            wanted = Range(last.path, last.start, end - last.start, last.whole)
-        positions.append(position)
-        requests.append((wanted, positions))
+        if requests:
+            last, positions = requests[-1]
+            is_near = wanted.start - last.stop <= JOINED_GAP and wanted.stop - last.start <= JOINED_BYTES
+            if last.path == wanted.path and last.whole == wanted.whole and is_near:
+                end = max(last.stop, wanted.stop)
+                both = Range(last.path, last.start, end - last.start, last.whole)
+                requests[-1] = both, [*positions, position]
+                continue
+        requests.append((wanted, [position]))
     return requests
-
-
-def _is_near(last: Range, wanted: Range) -> bool:
-    return (
-        last.path == wanted.path
-        and last.whole == wanted.whole
-        and wanted.start - (last.start + last.length) <= JOINED_GAP
-        and wanted.start + wanted.length - last.start <= JOINED_BYTES
-    )
 
 
 @dataclass(slots=True)
@@ -185,9 +181,8 @@ class Storage:
             asked, positions = request
             data = self._read(asked)
             for position in positions:
-                wanted = ranges[position]
-                at = wanted.start - asked.start
-                results[position] = data[at : at + wanted.length]
+                at = ranges[position].start - asked.start
+                results[position] = data[at : at + ranges[position].length]
 
         self.in_parallel(answer, joined(ranges))
         return results
@@ -247,7 +242,7 @@ class Storage:
                 self._check_size(wanted, len(data))
                 raise OSError(f"expected {wanted.length} bytes, got {len(data)}")
 
-        limits = {} if wanted.whole else {"start": wanted.start, "end": wanted.start + wanted.length}
+        limits = {} if wanted.whole else {"start": wanted.start, "end": wanted.stop}
         data: bytes = self._request("cat_file", self._full(wanted.path), check, **limits)
         return data
 
@@ -255,9 +250,8 @@ class Storage:
         """Raise ``SourceChanged`` if the file does not have the requested bytes: no retry helps then."""
         self._filesystem.invalidate_cache(self._full(wanted.path))
         size = self.file(wanted.path).size
-        end = wanted.start + wanted.length
-        if size < end or (wanted.whole and size == got):
-            expected = f"{end}" if wanted.whole else f"at least {end}"
+        if size < wanted.stop or (wanted.whole and size == got):
+            expected = f"{wanted.stop}" if wanted.whole else f"at least {wanted.stop}"
             raise SourceChanged(
                 f"{self.url}/{wanted.path}: has {size} bytes, {expected} expected: "
                 "it changed after its manifest was made"
@@ -298,8 +292,7 @@ class Storage:
     def _file(self, info: Mapping[str, Any], path: str) -> File:
         if info.get("size") is None:
             raise StorageFailed(f"{self.url}: {path}: the storage does not report the file's size")
-        versions = (info[key] for key in VERSIONS if info.get(key) is not None)
-        version = next(versions, "")
+        version = next((info[key] for key in VERSIONS if info.get(key) is not None), "")
         if isinstance(version, datetime):  # some filesystems report the same time as a number elsewhere
             version = version.timestamp()
         return File(path, int(info["size"]), str(version))
@@ -317,7 +310,7 @@ class Storage:
         self, method: str, path: str, check: Callable[[Any], None] | None = None, **arguments: Any
     ) -> Any:
         """Return the result of a method of the filesystem that ``check`` accepts, with retries."""
-        error: BaseException | None = None
+        error: Exception | None = None
         for attempt in range(1, self._attempts + 1):
             try:
                 answer = self._request_once(method, path, arguments)
@@ -334,11 +327,12 @@ class Storage:
             else:
                 return answer
             if attempt < self._attempts:
-                time.sleep(self._wait_seconds(attempt))
-        counted = f"{attempt} attempts" if attempt > 1 else "1 attempt"
+                wait = min(self._first_wait_seconds * 2.0 ** (attempt - 1), LONGEST_WAIT_SECONDS)
+                time.sleep(wait * random.SystemRandom().uniform(0.5, 1.5))  # noqa: S311
         assert error is not None
-        has_none = without_secrets(str(error)) == str(error)
-        cause = error if has_none else None  # a traceback would show its secrets
+        counted = f"{attempt} attempts" if attempt > 1 else "1 attempt"
+        # A traceback would show the secrets of the cause.
+        cause = error if without_secrets(str(error)) == str(error) else None
         raise self._failed(self._relative(path) or path, f"{counted} failed, the last with", error) from cause
 
     def _failed(self, path: str, how: str, error: BaseException) -> StorageFailed:
@@ -356,17 +350,13 @@ class Storage:
             except fsspec.FSTimeoutError as error:
                 raise TimeoutError(stalled) from error
         function = getattr(self._filesystem, method)
-        answer = pool.submit(lambda: function(path, **arguments))
+        answer = pool.submit(partial(function, path, **arguments))
         try:
             return answer.result(seconds)
         except FuturesTimeout as error:  # not the builtin one before Python 3.11
             if answer.done():  # the filesystem's own timeout
                 raise
             raise TimeoutError(stalled) from error
-
-    def _wait_seconds(self, attempt: int) -> float:
-        wait = min(self._first_wait_seconds * 2.0 ** (attempt - 1), LONGEST_WAIT_SECONDS)
-        return wait * random.SystemRandom().uniform(0.5, 1.5)  # noqa: S311
 
     def _connect(self) -> None:
         self._process = os.getpid()
@@ -429,15 +419,9 @@ class ThreadPool:
                 if self._idle.acquire(blocking=False):
                     return
                 continue  # a job that relies on this thread is being submitted
-            _run(future, job)
+            try:
+                future.set_result(job())
+            except BaseException as error:
+                future.set_exception(error)
             del future, job  # they refer to the result
             self._idle.release()
-
-
-def _run(future: "Future[Any]", job: Callable[[], Any]) -> None:
-    try:
-        result = job()
-    except BaseException as error:
-        future.set_exception(error)
-    else:
-        future.set_result(result)

@@ -83,8 +83,7 @@ class LengthBuckets(BatchOrder):
         bucket, part = self._global_batch(epoch, step)
         rows, _ = _rows_of_rank(len(part), rank, world_size, self._multiple)
         within = Permutation(int(self._sizes[bucket]), _WITHIN_BUCKET, self.seed, epoch, bucket)
-        ids: Ids = self._ids[self._starts[bucket] + within.at(part.start + rows)]
-        return ids
+        return np.take(self._ids, self._starts[bucket] + within.at(part.start + rows))
 
     def counts(self, epoch: int, step: int, rank: int, world_size: int) -> Flags:
         _, part = self._global_batch(epoch, step)
@@ -143,8 +142,7 @@ class TextOrder(BatchOrder):
         first = np.searchsorted(self._stops, spans.starts[real], side="right")
         last = np.searchsorted(self._stops, spans.stops[real] + self.ahead - 1, side="right")
         ids = [np.arange(*each) for each in zip(first.tolist(), (last + 1).tolist(), strict=True)]
-        found: Ids = np.unique(np.concatenate([np.empty(0, np.int64), *ids]))
-        return found
+        return np.unique(np.concatenate([np.empty(0, np.int64), *ids]))
 
     def counts(self, epoch: int, step: int, rank: int, world_size: int) -> Flags:
         spans = self.spans(epoch, step, rank, world_size)
@@ -158,8 +156,7 @@ class TextOrder(BatchOrder):
     def ends_sample(self, positions: Ids) -> Flags:
         """Return for positions of the text whether the token there is the last one of a sample."""
         samples = np.searchsorted(self._stops, positions, side="right")
-        last: Flags = self._stops[np.minimum(samples, self.samples - 1)] - 1 == positions
-        return last
+        return np.equal(self._stops[np.minimum(samples, self.samples - 1)] - 1, positions)
 
     def rows(self, spans: Spans, ids: Ids, lines: Sequence[Tokens]) -> Tokens:
         """Return ``(rows, length + ahead)`` tokens, 0 where a row is shorter.

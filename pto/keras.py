@@ -11,6 +11,7 @@ True
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -20,18 +21,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from pto.errors import InvalidArgument
-from pto.rules import (
-    BIAS_AND_NORMALISATION,
-    Adam,
-    AdamW,
-    Lamb,
-    Lars,
-    LossScaling,
-    Rule,
-    Sgd,
-    State,
-    with_momentum,
-)
+from pto.rules import BIAS_AND_NORMALISATION, Adam, AdamW, Lamb, Lars, LossScaling, Rule, Sgd, State
 
 Array = npt.NDArray[Any]
 Squares = npt.NDArray[np.float64]
@@ -111,11 +101,18 @@ def advance(
 
 def rule_at(rule: Rule, momentum: Any, dtype: Any) -> Rule:
     """Return the rule with the momentum of this step; ``None`` leaves the rule as it is."""
-    return rule if momentum is None else with_momentum(rule, tf.cast(momentum, dtype))
+    if momentum is None:
+        return rule
+    changed = copy(rule)
+    object.__setattr__(changed, "momentum", tf.cast(momentum, dtype))  # not checked: a symbolic value
+    return changed
 
 
-def adapted_by(exclude: str | None, paths: Sequence[str]) -> list[bool]:
-    """Return for each variable whether ``exclude`` does not match; warn if it matches all or none."""
+def adapted_variables(optimizer: "LayerWise", paths: Sequence[str]) -> list[bool]:
+    """Return for each variable whether it has decay and a ratio; warn if ``exclude`` matches all or none."""
+    rule, exclude = optimizer.rule, optimizer.exclude
+    if not rule.adapts and not getattr(rule, "weight_decay", 0.0):
+        return [False] * len(paths)
     adapted = [exclude is None or not re.search(exclude, path) for path in paths]
     if len(set(adapted)) != 1 or (adapted[0] and exclude in (None, BIAS_AND_NORMALISATION)):
         return adapted
@@ -123,16 +120,8 @@ def adapted_by(exclude: str | None, paths: Sequence[str]) -> list[bool]:
     outcome = f"all of {variables}: none gets weight decay or a ratio"
     if adapted[0]:
         outcome = f"none of {variables}: all get weight decay and a ratio"
-    warnings.warn(f"exclude: {exclude!r} matches {outcome}", stacklevel=3)
+    warnings.warn(f"exclude: {exclude!r} matches {outcome}", stacklevel=2)
     return adapted
-
-
-def adapted_variables(optimizer: "LayerWise", paths: Sequence[str]) -> list[bool]:
-    """Return for each variable whether it has decay and a ratio; none if the rule has neither."""
-    rule = optimizer.rule
-    if not rule.adapts and not getattr(rule, "weight_decay", 0.0):
-        return [False] * len(paths)
-    return adapted_by(optimizer.exclude, paths)
 
 
 def path_of(variable: Any) -> str:
@@ -175,7 +164,6 @@ class LayerWise(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has 
         self.momentum = tf.Variable(momentum, trainable=False, dtype=tf.float32) if momentum else None
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create the state of ``variables``."""
         if self.built:
             return
         if tf.distribute.has_strategy():
@@ -373,7 +361,6 @@ class LossScale:
 
     @property
     def variables(self) -> list[Any]:
-        """The scale and the number of finite steps since it last changed."""
         return [self.scale, self.good_steps]
 
     def scaled(self, loss: Any) -> Any:

@@ -4,7 +4,6 @@ Every sum is in float64, whatever the tensors are. A NaN in a tensor makes its s
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import ml_dtypes
@@ -95,21 +94,12 @@ def sum_of_squares(tensor: Array) -> float:
     return _total(lanes)
 
 
-@dataclass(frozen=True)
-class _Kernel:
-    """Seconds of the kernel an entry and a call, on the slowest rank, when all compute at the same time."""
-
-    entry: float
-    call: float
-
-    @classmethod
-    def measured(cls, comm: Comm, entries: int) -> "_Kernel":
-        long, short = np.ones(entries, np.float32), [np.ones(1, np.float32)] * SAMPLE_CALLS
-        call = slowest(rounds(comm, lambda: [sum_of_squares(each) for each in short])) / SAMPLE_CALLS
-        return cls(slowest(rounds(comm, lambda: sum_of_squares(long))) / entries, call)
-
-    def seconds(self, pieces: Sequence[Piece]) -> float:
-        return self.entry * sum(piece.high - piece.low for piece in pieces) + self.call * len(pieces)
+def _kernel_seconds(comm: Comm, entries: int) -> Callable[[Sequence[Piece]], float]:
+    """Measure the kernel on all ranks at the same time; return the seconds of pieces on the slowest rank."""
+    long, short = np.ones(entries, np.float32), [np.ones(1, np.float32)] * SAMPLE_CALLS
+    of_call = slowest(rounds(comm, lambda: [sum_of_squares(each) for each in short])) / SAMPLE_CALLS
+    of_entry = slowest(rounds(comm, lambda: sum_of_squares(long))) / entries
+    return lambda own: of_entry * sum(piece.high - piece.low for piece in own) + of_call * len(own)
 
 
 class Norms:
@@ -195,15 +185,14 @@ class Norms:
         return Choice(True, f"{self.name} in parts by {way}: as asked for")
 
     def _measure(self, comm: Comm) -> Choice:
-        kernel = _Kernel.measured(comm, min(sum(self.sizes), SAMPLE_ENTRIES))
-        whole = self.lists * kernel.seconds(by_tensor(self.sizes, 1).pieces[0])
-        candidates: dict[str, tuple[Seconds, SumsExchange]] = {}
+        kernel_seconds = _kernel_seconds(comm, min(sum(self.sizes), SAMPLE_ENTRIES))
+        whole = self.lists * kernel_seconds(by_tensor(self.sizes, 1).pieces[0])
+        candidates: list[tuple[str, Seconds, SumsExchange]] = []
         for way, cut in PARTITIONS.items():
             exchange = SumsExchange(cut(self.sizes, comm.size), comm, self.lists)
-            part = self.lists * max(map(kernel.seconds, exchange.partition.pieces))
-            candidates[way] = Seconds(whole, part, exchange.seconds()), exchange
-        way = min(candidates, key=lambda way: candidates[way][0].part + candidates[way][0].exchange)
-        seconds, exchange = candidates[way]
+            part = self.lists * max(map(kernel_seconds, exchange.partition.pieces))
+            candidates.append((way, Seconds(whole, part, exchange.seconds()), exchange))
+        way, seconds, exchange = min(candidates, key=lambda each: each[1].part + each[1].exchange)
         choice = choose(self.name, seconds, f"in parts by {way}")
         self._exchange = exchange if choice.in_parts else None
         return choice

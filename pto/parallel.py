@@ -46,13 +46,6 @@ class _Result:
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
-    @property
-    def row(self) -> tuple[tuple[int, ...], "np.dtype[Any]"]:
-        return self.shape[1:], self.dtype
-
-    def is_like(self, array: Array) -> bool:
-        return (array.shape, array.dtype) == (self.shape, self.dtype)
-
     def within(self, buffer: Bytes) -> Array:
         return buffer[self.start : self.start + self.nbytes].view(self.dtype).reshape(self.shape)
 
@@ -219,7 +212,8 @@ class Parallel:
         self._layout = _Layout.of(results, self._owned)
 
     def _expect_joinable(self, slices: Sequence[_Result]) -> None:
-        if any(not each.shape or each.row != slices[0].row for each in slices):
+        rows = {(each.shape[1:], each.dtype) for each in slices}
+        if len(rows) > 1 or not all(each.shape for each in slices):
             raise InvalidArgument(
                 f"{self._name}: expected arrays of the slices that differ in their first dimension at most,"
                 f" got {', '.join(dict.fromkeys(map(str, slices)))}"
@@ -236,7 +230,7 @@ class Parallel:
         buffer = self._layout.empty()
         for i in self._owned[self._comm.rank]:
             planned, result = self._layout.results[i], np.asarray(self._operation(*items[i]))
-            if not planned.is_like(result):
+            if (result.shape, result.dtype) != (planned.shape, planned.dtype):
                 raise InvalidArgument(
                     f"{self._name}: expected {planned} of {self._item(i)} as when it was planned,"
                     f" got {_described(result)}"
@@ -253,9 +247,8 @@ class Parallel:
         """Raise ``DependsOnRank`` on all ranks if any rank's result differs from its owner's."""
         gathered = self._layout.separate(self._exchange(self._own_part(items)))
         here = [np.asarray(self._operation(*item)) for item in items]
-        pairs = enumerate(zip(here, gathered, strict=True))
-        differing = [i for i, (own, other) in pairs if not _same(own, other)]
-        everywhere = self._comm.allgather_objects(differing)
+        same = [_same(own, other) for own, other in zip(here, gathered, strict=True)]
+        everywhere = self._comm.allgather_objects([i for i, is_same in enumerate(same) if not is_same])
         if not any(everywhere):
             return
         first = min(i for each in everywhere for i in each)
@@ -267,14 +260,13 @@ class Parallel:
         )
 
     def _expect_planned(self, calls: list[Call]) -> None:
-        signatures = [_signature(call) for call in calls]
-        if signatures == self._planned:
-            return
-        if len(signatures) != len(self._planned):
-            raise InvalidArgument(f"tensors: expected {len(self._planned)} as planned, got {len(signatures)}")
-        i = next(i for i, each in enumerate(signatures) if each != self._planned[i])
-        planned, given = _text(self._planned[i]), _text(signatures[i])
-        raise InvalidArgument(f"{self._item(i)}: expected {planned} as planned, got {given}")
+        if len(calls) != len(self._planned):
+            raise InvalidArgument(f"tensors: expected {len(self._planned)} as planned, got {len(calls)}")
+        for i, (planned, given) in enumerate(zip(self._planned, map(_signature, calls), strict=True)):
+            if given != planned:
+                raise InvalidArgument(
+                    f"{self._item(i)}: expected {_text(planned)} as planned, got {_text(given)}"
+                )
 
     def _item(self, number: int) -> str:
         return f"slice {number}" if self._is_vector else f"tensor {number}"

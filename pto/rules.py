@@ -10,7 +10,6 @@ Arrays are of NumPy or TensorFlow; ``xp`` is their module. Arguments are not mod
 """
 
 from abc import ABC, abstractmethod
-from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -88,13 +87,11 @@ class Sgd(Rule):
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """``velocity``, where there is momentum."""
         return ("velocity",) if self.momentum else ()
 
     def apply(
         self, weight: Array, direction: Array, state: State, rate: Array, *, adapted: bool
     ) -> tuple[Array, State]:
-        """Move along the decayed gradient and the velocity."""
         if adapted and self.weight_decay:
             direction = direction + self.weight_decay * weight
         step = direction * rate
@@ -126,18 +123,10 @@ class Lars(Sgd):
         _check("epsilon", self.epsilon, "0 or more", self.epsilon >= 0)
 
     def ratio(self, squares: Array, xp: Any) -> Array:
-        """``trust·‖w‖ / (‖g‖ + weight_decay·‖w‖ + epsilon)``."""
         norms = xp.sqrt(squares)
         weight, gradient = norms[0], norms[1]
         denominator = gradient + self.weight_decay * weight + self.epsilon
         return _ratio_or_one(self.trust * weight, denominator, (weight == 0) | (gradient == 0), xp)
-
-
-def with_momentum(rule: Rule, momentum: Array) -> Rule:
-    """Return the rule with a momentum that is an array, which may change between compiled steps."""
-    changed = copy(rule)
-    object.__setattr__(changed, "momentum", momentum)  # not checked: a symbolic value
-    return changed
 
 
 @dataclass(frozen=True)
@@ -167,7 +156,6 @@ class Adam(Rule):
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The moments, ``mean`` and ``square``."""
         return ("mean", "square")
 
     def corrections(self, step: Array, xp: Any) -> State:
@@ -181,7 +169,6 @@ class Adam(Rule):
     def direction(
         self, weight: Array, gradient: Array, state: State, corrections: State, *, adapted: bool, xp: Any
     ) -> tuple[Array, State]:
-        """Return ``m̂ / (√v̂ + epsilon)`` and the new moments."""
         if adapted and self.weight_decay:
             gradient = gradient + self.weight_decay * weight
         return self._direction(gradient, state, corrections, xp)
@@ -196,7 +183,6 @@ class Adam(Rule):
     def apply(
         self, weight: Array, direction: Array, state: State, rate: Array, *, adapted: bool
     ) -> tuple[Array, State]:
-        """Move along ``direction``; ``state`` has the new moments."""
         return weight - direction * rate, state
 
 
@@ -210,7 +196,6 @@ class AdamW(Adam):
     def direction(
         self, weight: Array, gradient: Array, state: State, corrections: State, *, adapted: bool, xp: Any
     ) -> tuple[Array, State]:
-        """Return ``u`` and the new moments."""
         direction, state = self._direction(gradient, state, corrections, xp)
         if adapted and self.weight_decay:
             direction = direction + self.weight_decay * weight
@@ -238,7 +223,6 @@ class Lamb(AdamW):
             _check("largest_norm", self.largest_norm, expected, self.largest_norm > self.least_norm)
 
     def ratio(self, squares: Array, xp: Any) -> Array:
-        """``φ(‖w‖) / ‖u‖``."""
         norms = xp.sqrt(squares)
         weight, direction = xp.maximum(norms[0], self.least_norm), norms[1]
         if self.largest_norm is not None:

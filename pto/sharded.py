@@ -140,17 +140,16 @@ class ShardedUpdate:
 
     @property
     def learning_rate(self) -> Any:
-        """The learning rate of the optimizer: a variable, or the current value of its schedule."""
+        """A variable, or the current value of its schedule."""
         return self.optimizer.learning_rate
 
     @property
     def momentum(self) -> Any:
-        """The momentum of the optimizer, a variable; ``None`` if it has none, or for an SGD of Keras."""
+        """A variable; ``None`` if the optimizer has no momentum, or for an SGD of Keras."""
         return self.optimizer.momentum if isinstance(self.optimizer, LayerWise) else None
 
     @property
     def iterations(self) -> Any:
-        """The number of steps applied, a variable."""
         return self.optimizer.iterations
 
     @property
@@ -200,9 +199,7 @@ class ShardedUpdate:
     def _expect_built(self, variables: Sequence[Any] | None = None) -> None:
         if not self.built:
             raise InvalidArgument("build: expected a call of it before all others, got none")
-        if variables is not None and [id(each) for each in variables] != [
-            id(each) for each in self._variables
-        ]:
+        if variables is not None and list(map(id, variables)) != list(map(id, self._variables)):
             raise InvalidArgument("variables: expected those of build, in its order, got others")
 
     def _squares(self, weights: list[Any], directions: list[Any]) -> Any:

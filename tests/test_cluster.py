@@ -14,11 +14,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.emulated import __main__ as script
 from commlib import REDUCERS, transport
 from commlib.tuning.probe import MESSAGE_BYTES, Profile
 from tests import cluster_program
-from tests.extent import more
 from tests.launching import DIGITS, ENVIRONMENT, ROOT, tail
 
 NODES = ["node1", "node2", "node3", "node4"]
@@ -153,22 +151,6 @@ def new(made):
     new("down")
 
 
-def test_nodes_have_names_and_find_each_other(cluster):
-    program = "import socket; print(socket.gethostname(), *map(socket.gethostbyname, {}))"
-    expected = " ".join(f"10.18.0.{number}" for number in range(1, 5))
-    for node in NODES:
-        found = cluster.run("ssh", node, f"{sys.executable} -c '{program.format(json.dumps(NODES))}'")
-        assert found == f"{node} {expected}\n"
-
-
-def test_a_session_has_the_path_of_the_checkout_and_a_temporary_folder_of_its_node(cluster):
-    path, folder = cluster.run("ssh", "node3", "echo $PATH; mktemp").split()
-    assert path.startswith(f"{ROOT}/.venv/bin:")
-    assert folder.startswith("/dev/shm/")
-    assert cluster.run("ssh", "node3", f"ls {folder}").strip() == folder
-    assert cluster.run("sh", "-c", f"ls {folder} || echo not here").strip() == "not here"
-
-
 @pytest.mark.launch
 def test_mpirun_starts_ranks_that_give_way_to_each_other_on_all_nodes(cluster):
     # eight ranks share the machine's cores: polling ones made an all-reduce of 10 MB take 13 times as long
@@ -238,34 +220,6 @@ def test_a_node_that_died_is_shown_and_mended(cluster):
     result = cluster("up", "--nodes", "4", "--rate", "1gbit")
     assert "found node2 down: building it again" in result.stderr
     assert cluster.run("ssh", "node2", "hostname") == "node2\n"
-
-
-@pytest.mark.parametrize(
-    ("written", "then"),
-    [
-        *(("settings.json", "down"), ("switch.pid", "up"), ("node1.pid", "down"), ("node2.log", "up")),
-        *more(("settings.json", "up"), ("switch.pid", "down"), ("node1.pid", "up"), ("node2.log", "down")),
-    ],
-)
-def test_a_cluster_whose_making_was_killed_is_mended_or_removed(new, written, then):
-    making = new.start("up", "--nodes", "2")
-    wait_until((new.state / written).exists)
-    making.kill()
-    making.communicate()
-    assert new(then).returncode == 0
-    if then == "up":
-        assert new.run("ssh", "node2", "hostname") == "node2\n"
-    else:
-        assert not new.state.exists()
-        assert new.processes() == set()
-
-
-def test_an_end_of_the_switch_is_the_end_of_all(new):
-    assert new("up", "--nodes", "2").returncode == 0
-    os.kill(new.pid("switch"), signal.SIGKILL)
-    wait_until(lambda: new.processes() == set())
-    assert new("status").returncode == 1
-    assert new("run", "hostname").stderr == "cluster: is not up: python -m benchmarks.emulated up\n"
 
 
 @pytest.mark.parametrize(
@@ -344,28 +298,9 @@ def test_a_folder_of_somebody_else_is_refused_and_stays_as_it_is(made, tmp_path,
     assert [path.read_text() for path in tmp_path.iterdir()] == ["draft"]
 
 
-def test_what_is_missing_is_named_with_the_way_to_install_it(monkeypatch):
-    monkeypatch.setattr(script.shutil, "which", lambda tool: None if tool in ("ip", "tc", "sshd") else tool)
-    needed = r"^needs ip, tc, sshd: apt-get install iproute2 openssh-server$"
-    with pytest.raises(script.Problem, match=needed):
-        script.check_machine()
-    monkeypatch.setattr(script.shutil, "which", lambda tool: tool)
-    monkeypatch.setattr(script.os, "geteuid", lambda: 1000)
-    with pytest.raises(script.Problem, match=r"^needs root, to make network namespaces: run it as root$"):
-        script.check_machine()
-
-
-def test_nothing_of_it_is_on_the_machine_outside_the_namespaces(untouched, cluster):
-    assert machine() == untouched
-    # the switch and four nodes, and before each of them the unshare that waits for it
-    processes = cluster.processes()
-    assert len(processes) == 10
-    networks = [os.readlink(f"/proc/{pid}/ns/net") for pid in processes]
-    assert os.readlink("/proc/self/ns/net") not in networks  # so whatever they listen on is inside
-    assert len(set(networks)) == 5
-
-
 def test_down_leaves_nothing_even_twice(untouched, cluster):
+    # the switch and four nodes, and before each of them the unshare that waits for it
+    assert machine() == untouched
     assert len(cluster.processes()) == 10
     for said in ("is down", "was not up"):
         result = cluster("down")

@@ -1,103 +1,230 @@
-"""What docs/ says and draws is what is there."""
+"""What the README and docs/ show is there: code runs, or is read as what would run it reads it.
+
+Links are followed by tests/test_site.py.
+"""
 
 import ast
 import doctest
-import json
 import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import NamedTuple
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
+import typer.main
 
+import commlib.keras
 from benchmarks.draw_reducers import simulate
-from commlib import CODECS, REDUCERS, SELECTORS, LinkBytes
+from benchmarks.emulated import __main__ as cluster
+from commlib import CODECS, REDUCERS, SELECTORS
 from commlib.reducers import reducer_options
-from tests.launching import ROOT
+from tests.launching import DIGITS, MPIRUN, ROOT, run, tail
+from tests.test_imports import sources
+from training.commands.main import app
+from training.config.config import load
 
-PAGE = (ROOT / "docs" / "reducers.md").read_text()
-SECTIONS = {
-    title.strip("`"): body
-    for title, body in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
-}
-INTRA, INTER = False, True
-
-
-def texts(picture):
-    """Return the texts of an SVG."""
-    return [element.text for element in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")]
-
-
-def rows(section):
-    """Return what the first column of the section's tables names."""
-    return re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", SECTIONS[section], re.MULTILINE)))
+PAGES = ["README.md", "CONTRIBUTING.md", "datacache/README.md", "benchmarks/README.md"]
+PAGES += [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
+PROMPTED = ["docs/linear.md", "docs/reducers.md", "docs/training.md"]
+# Programs, also of tests/test_examples.py, torch, jax and training/test_own_parts.py.
+PROGRAMS = {"README.md": 5, "datacache/README.md": 1, "docs/training.md": 1, "docs/own_parts.md": 7}
+PROGRAMS |= {"docs/from_horovod.md": 1, "docs/from_jax.md": 1, "docs/from_pytorch.md": 2}
+WRITTEN_BY_USERS = ("my.yaml", "my_cluster.yaml", "my.py")
+OF_OTHERS = {"git", "docker", "kubectl", "sbatch"}  # of which only the files are checked
+COMMANDS = {"cd", "source", "mpirun", "horovodrun", "python", "pytest", "cloudtrain", *OF_OTHERS}
+OUTPUT = ""  # blocks without a language are pictures and what commands print
 
 
-# ------------------------------------------------------------- the page
+class Block(NamedTuple):
+    page: str
+    language: str
+    text: str
 
 
-def test_the_reducers_have_a_section_each_in_the_order_of_the_table():
-    assert [title for title in SECTIONS if title in REDUCERS] == list(REDUCERS)
-    table_of_contents = PAGE.split("\n## ")[0]
-    assert re.findall(r"\[`(\w+)`\]\(#\1\)", table_of_contents) == list(REDUCERS)
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text()
 
 
-@pytest.mark.parametrize("name", REDUCERS)
-def test_a_section_shows_one_picture_which_is_there(name):
-    (path,) = re.findall(r"^!\[.+\]\((.+)\)$", SECTIONS[name], re.MULTILINE)
-    assert path == f"reducers/{name}.svg"
-    assert (ROOT / "docs" / path).is_file()
+BLOCKS = [
+    Block(page, language, text)
+    for page in PAGES
+    for language, text in re.findall(r"^```(\w*)\n(.*?)^```$", text_of(page), re.MULTILINE | re.DOTALL)
+]
+LINES = [
+    pytest.param(line, id=f"{block.page}:{line}"[:80])
+    for block in BLOCKS
+    if block.language == "sh"
+    for line in block.text.splitlines()
+    if shlex.split(line, comments=True)
+]
+
+
+def of(page: str, language: str) -> list[str]:
+    """Return the blocks of a page in a language, without those of prompts."""
+    return [block.text for block in BLOCKS if block[:2] == (page, language) and ">>> " not in block.text]
+
+
+def test_every_block_is_of_a_kind_that_some_test_runs_or_reads():
+    assert {block.language for block in BLOCKS} == {"python", "yaml", "toml", "sh", OUTPUT}
+    assert {page: len(of(page, "python")) for page in PAGES if of(page, "python")} == PROGRAMS
+    assert {block.page for block in BLOCKS if ">>> " in block.text} == {*PROMPTED, "docs/pto.md"}
+
+
+@pytest.mark.parametrize("page", PROMPTED)  # that of pto by tests/benchmarks/test_page.py
+def test_the_examples_print_what_the_page_shows(page):
+    examples = doctest.DocTestParser().get_doctest(text_of(page), {}, page, page, 0)
+    assert 0 < len(examples.examples) == text_of(page).count("\n>>> ")
+    assert doctest.DocTestRunner(optionflags=doctest.REPORT_NDIFF).run(examples).failed == 0
+
+
+def test_the_program_of_the_readme_sends_what_it_says():
+    (program,) = (text for text in of("README.md", "python") if "transport.simulated.run" in text)
+    # (m − 1)·ρ·d/n = 5 entries of 8 bytes between nodes; 500 values and at most 10 entries inside
+    result = run(sys.executable, "-c", program)
+    assert result.returncode == 0, tail(result)
+    assert re.fullmatch(r"\(\d+, LinkBytes\(intra=20\d\d, inter=40\)\)\n", result.stdout)
+
+
+@pytest.mark.slow
+def test_the_program_of_datacache_reads_no_sample_from_storage_twice():
+    (program,) = of("datacache/README.md", "python")
+    result = run(sys.executable, "-c", program)
+    assert result.returncode == 0, tail(result)
+    *batches, counts = result.stdout.splitlines()
+    assert [line.split(" [")[0] for line in batches] == [f"{epoch} (8, 96, 96, 3)" for epoch in (0, 0, 1, 1)]
+    storage, memory = (int(re.search(rf"\b{name}=(\d+)", counts)[1]) for name in ("storage", "memory"))
+    assert storage <= 24  # of its shard
+    assert storage + memory == 2 * 2 * 8
+
+
+@pytest.mark.slow
+def test_the_program_of_training_trains(tmp_path, monkeypatch, capsys):
+    (program,) = of("docs/training.md", "python")
+    (tmp_path / "configs").mkdir()
+    brief = re.sub(r"epochs: \d+", "epochs: 1", Path(DIGITS).read_text()).replace("disk: auto", "disk: null")
+    (tmp_path / "configs" / "digits.yaml").write_text(brief.replace("memory: auto", "memory: null"))
+    monkeypatch.chdir(tmp_path)
+    exec(program, {})
+    assert re.fullmatch(r"0\.\d+ \[.*\]", capsys.readouterr().out.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+def test_the_program_for_users_of_horovod_trains_saves_and_goes_on_on_two_ranks(tmp_path):
+    (program,) = of("docs/from_horovod.md", "python")
+    (tmp_path / "my.py").write_text(program)
+    result = run(*MPIRUN, "2", sys.executable, "my.py", cwd=tmp_path)
+    assert result.returncode == 0, tail(result)
+    first, second = re.findall(r"rank \d: (\d+) steps, (\d) epochs, loss (\S+)", result.stdout)
+    assert first == second
+    steps, epochs, loss = first
+    assert int(steps) == 36 * int(epochs) + 40
+    assert float(loss) < 1  # the targets' variance is 8
+    assert not (tmp_path / "backup").exists()
+
+
+def test_the_configuration_of_training_is_one_beside_the_folder_of_configurations(tmp_path):
+    (text,) = of("docs/training.md", "yaml")
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    (tmp_path / "my.yaml").write_text(text)
+    config = load(tmp_path / "my.yaml")
+    assert (config.name, len(config.phases), config.cache.shards) == ("my_run", 2, 16)
+
+
+@pytest.mark.parametrize(
+    "page", ["datacache/README.md", "docs/callbacks.md", "docs/pto.md", "docs/security.md"]
+)
+def test_keys_that_are_shown_alone_belong_to_a_configuration(page, tmp_path, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "a secret")
+    for number, text in enumerate(of(page, "yaml")):
+        shutil.copy(DIGITS, tmp_path)
+        (tmp_path / f"{number}.yaml").write_text(f"include: digits.yaml\n{text}")
+        assert load(tmp_path / f"{number}.yaml").name == "digits"
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_command_exists_and_takes_what_it_is_given(line):
+    words = shlex.split(line, comments=True)
+    first = words[0].removeprefix("./")
+    if "|" in words:
+        words = words[: words.index("|")]
+    if first.startswith("scripts/"):
+        assert (ROOT / first).is_file()
+    else:
+        assert first in COMMANDS
+    for word in words:
+        if word.endswith((".py", ".sh", ".yaml")) and word not in WRITTEN_BY_USERS:
+            assert (ROOT / word).is_file(), word
+    if words[:3] == ["python", "-m", "benchmarks.emulated"]:
+        cluster._parser().parse_args(words[3:])
+    if "cloudtrain" in words and first not in OF_OTHERS:
+        accept(words[len(words) - words[::-1].index("cloudtrain") :])
+    if "digits" in words:
+        assert load(DIGITS, [word for word in words if re.match(r"[a-z_.]+=", word)]).name == "digits"
+
+
+def accept(words: list[str]) -> None:
+    """Let ``cloudtrain`` read these words; an option that it does not know is an error."""
+    command = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        name, *words = words
+        assert name in command.commands, name
+        command = command.commands[name]
+    command.make_context("cloudtrain", words)
+
+
+def test_the_error_shown_is_the_error_printed():
+    command, line = re.search(r"^\$ cloudtrain (launch .*)\n(.*), …\)$", text_of("README.md"), re.M).groups()
+    result = run("cloudtrain", *command.split())
+    assert result.returncode == 2
+    assert result.stderr.startswith(line)
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+def test_the_horovodrun_command_trains(tmp_path):
+    (command,) = re.findall(r"^horovodrun .*$", "".join(of("README.md", "sh")), re.MULTILINE)
+    brief = [f"output={tmp_path}", "phases.0.epochs=1", "phases.1.epochs=1"]
+    result = run(*shlex.split(command, comments=True), *brief)
+    assert result.returncode == 0, tail(result)
+    assert "test accuracy" in result.stdout
+
+
+# ------------------------------------------------------------- names, tables and pictures
+
+
+def section(page: str, title: str) -> str:
+    return re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", text_of(page), re.MULTILINE | re.DOTALL)[1]
+
+
+@pytest.mark.parametrize(
+    ("page", "title", "table"),
+    [
+        ("README.md", "Reducers", REDUCERS),
+        ("docs/reducers.md", "Selectors", SELECTORS),
+        ("docs/reducers.md", "Codecs", CODECS),
+    ],
+)
+def test_a_table_has_what_the_code_has(page, title, table):
+    rows = re.findall(r"^\| (`.*?) \|", section(page, title), re.MULTILINE)
+    assert re.findall(r"`(\w+)`", "".join(rows)) == list(table)
 
 
 @pytest.mark.parametrize("name", REDUCERS)
 def test_a_section_names_the_options_of_the_code_and_their_defaults(name):
-    (options,) = re.findall(r"^- \*\*Options:\*\* (.*?)\n(?=- |\n)", SECTIONS[name], re.MULTILINE | re.DOTALL)
+    text = section("docs/reducers.md", f"`{name}`")
+    (options,) = re.findall(r"^- \*\*Options:\*\* (.*?)\n(?=- |\n)", text, re.MULTILINE | re.DOTALL)
     named = {option: ast.literal_eval(default) for option, default in re.findall(r"`(\w+)=(.+?)`", options)}
     assert named == reducer_options(name)
 
 
-@pytest.mark.parametrize("name", REDUCERS)
-def test_a_section_says_what_is_sent_and_kept_and_where_it_ends(name):
-    items = re.findall(r"^- \*\*(.+?):?\*\*", SECTIONS[name], re.MULTILINE)
-    assert items == ["One rank sends", "Residual", "Differs", "Options", "Limits"]
-
-
-def test_the_selectors_and_the_codecs_are_those_of_the_code():
-    assert rows("Selectors") == list(SELECTORS)
-    assert rows("Codecs") == list(CODECS)
-
-
-@pytest.mark.parametrize(("world_size", "share", "words"), [(8, 1 / 6, "a sixth"), (32, 1 / 2, "half of it")])
-def test_what_the_papers_gtopk_loses_is_what_the_page_says(world_size, share, words):
-    """gTop-k's algorithms 3 and 4 with vectors that are dense but for their zeros; P is a power of two."""
-    generator = np.random.default_rng(5)
-    common, size, k = generator.normal(size=50_000), 50_000, 500
-    own = [common + generator.normal(size=size) for _ in range(world_size)]
-
-    def top_k(vector):
-        return np.where(np.abs(vector) >= np.partition(np.abs(vector), -k)[-k], vector, 0)
-
-    selected = [top_k(gradient) for gradient in own]
-    merged = selected
-    while len(merged) > 1:
-        merged = [top_k(left + right) for left, right in zip(merged[::2], merged[1::2], strict=True)]
-    (result,) = merged
-    taken_back = sum(np.where(result == 0, vector, 0) for vector in selected)  # algorithm 4, line 10
-    lost = sum(selected) - result - taken_back
-    # seeds 0 … 5 gave 15.0 … 17.2 % and 47.4 … 52.7 %
-    assert np.abs(lost).sum() / np.abs(result).sum() == pytest.approx(share, abs=0.04)
-    assert f"{words} " in " ".join(SECTIONS["gtopk"].split())
-
-
-@pytest.mark.parametrize("name", ["docs/linear.md", "docs/reducers.md", "docs/training.md"])
-def test_the_examples_print_what_the_page_shows(name):
-    page = (ROOT / name).read_text()
-    examples = doctest.DocTestParser().get_doctest(page, {}, name, name, 0)
-    assert 0 < len(examples.examples) == page.count("\n>>> ")
-    result = doctest.DocTestRunner(optionflags=doctest.REPORT_NDIFF).run(examples)
-    assert result.failed == 0
-
-
-# ------------------------------------------------------------- the pictures
+def texts(picture: Path) -> list[str]:
+    """Return the texts of an SVG."""
+    return [element.text for element in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")]
 
 
 @pytest.mark.parametrize("name", REDUCERS)
@@ -106,40 +233,23 @@ def test_the_picture_is_of_the_code_as_it_is(name):
     assert simulate(name).caption in texts(ROOT / "docs" / "reducers" / f"{name}.svg")
 
 
-@pytest.mark.parametrize("name", REDUCERS)
-def test_the_picture_is_small_and_stands_on_white(name):
-    path = ROOT / "docs" / "reducers" / f"{name}.svg"
-    assert path.stat().st_size < 60_000
-    background = next(ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}path"))
-    assert background.get("style") == "fill: #ffffff"
-    assert {"message inside a node", "message between nodes", "µs since the step began"} < set(texts(path))
+def test_every_name_for_users_of_horovod_is_there():
+    page = text_of("docs/from_horovod.md")
+    shown = set(re.findall(r"^\| `.*?` \| `(\w+)\(.*` \|$", page, re.MULTILINE))
+    assert len(shown) >= 5
+    assert shown <= set(commlib.keras.__all__) <= set(re.findall(r"`(\w+)", page))
 
 
-def test_the_bytes_of_the_caption_are_those_of_the_messages():
-    step = simulate("torus2d")  # in which all is payload
-    by_link = {INTRA: 0, INTER: 0}
-    for message in step.transfers:
-        by_link[message.is_inter] += message.message_bytes
-    # 8 ranks: (d/8 and d/8) values between nodes, twice three quarters of d inside
-    assert by_link == {INTRA: 8 * 2 * 75_000 * 4, INTER: 8 * 2 * 12_500 * 4}
-    assert step.sent == LinkBytes(intra=by_link[INTRA], inter=by_link[INTER])
-    assert f"{by_link[INTRA]:,} bytes inside nodes, {by_link[INTER]:,} bytes between nodes" in step.caption
-
-
-def test_the_translations_and_bleu_of_the_page_are_those_of_the_recorded_run():
-    def run(name):
-        records = [json.loads(line) for line in (ROOT / "docs/training" / name).read_text().splitlines()]
-        return records, {each["epoch"] + 1: each["bleu"] for each in records if each["kind"] == "epoch"}
-
-    records, tested = run("ende_transformer.jsonl")
-    _, dense = run("ende_transformer_dense.jsonl")
-    page = (ROOT / "docs/training.md").read_text()
-    shown = re.findall(r"(\d+\.\d) after epoch (\d+)", page)
-    assert shown == [(f"{tested[epoch]:.1f}", str(epoch)) for epoch in (10, 20, 30)]
-    assert f"`reducer=dense` ends at\n{dense[30]:.1f} (" in page
-    (*_, last) = (each for each in records if each["kind"] == "examples")
-    rows = [
-        f"| {each['source']} | {each['translation']} | {each['reference']} |" for each in last["examples"]
-    ]
-    assert len(rows) == 3
-    assert all(row in page for row in rows)
+def test_every_reference_in_a_docstring_leads_to_a_name_of_ours():
+    modules = {part for name in sources() for part in name.split(".")}
+    nodes = [node for tree in sources().values() for node in ast.walk(tree)]
+    defined = {node.name for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    assigned = {node.id for node in nodes if isinstance(node, ast.Name)}
+    broken = []
+    for node in nodes:
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            for name in re.findall(
+                r":(?:class|mod|func|meth|data|exc|attr):`~?([^`]+)`", ast.get_docstring(node) or ""
+            ):
+                broken += {*name.split(".")} - modules - defined - assigned
+    assert broken == []

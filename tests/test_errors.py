@@ -19,14 +19,8 @@ def test_every_exception_is_a_commlib_error_and_drawn_in_the_tree(exception):
 
 @pytest.mark.parametrize("exception", EXCEPTIONS)
 def test_what_callers_got_wrong_is_a_value_error_and_a_failed_peer_is_not(exception):
-    is_users = exception.__name__ in {
-        "UnknownName",
-        "InvalidArgument",
-        "NonFiniteInput",
-        "RanksDisagree",
-        "LaunchError",
-    }
-    assert issubclass(exception, ValueError) == is_users
+    of_callers = {"UnknownName", "InvalidArgument", "NonFiniteInput", "RanksDisagree", "LaunchError"}
+    assert issubclass(exception, ValueError) == (exception.__name__ in of_callers)
 
 
 @pytest.mark.parametrize(

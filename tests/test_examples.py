@@ -7,7 +7,6 @@ import pytest
 
 from tests.launching import ROOT, mpirun, tail
 
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 README = (ROOT / "README.md").read_text()
 
 
@@ -18,13 +17,6 @@ def printed(name, ranks, pattern):
     found = re.findall(pattern, result.stdout, re.DOTALL)
     assert len(found) == ranks
     return found
-
-
-def test_examples_are_short_and_linked_from_the_readme():
-    assert len(EXAMPLES) == 8
-    for path in EXAMPLES:
-        assert len(path.read_text().splitlines()) < 80
-        assert f"(examples/{path.name})" in README
 
 
 def test_the_lines_that_the_readme_shows_are_those_of_the_examples():

@@ -1,7 +1,5 @@
 """The overlapped exchange: buckets in one order on all ranks, to the same bits as without overlap."""
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -10,7 +8,6 @@ from commlib.errors import UseAfterClose
 from commlib.reducers import REDUCERS
 from commlib.transport import simulated
 from tests.exchanges import whole_exchange
-from tests.extent import ALL
 
 SIZES = [3, 500, 41, 1]
 WRAPPERS = {
@@ -75,30 +72,6 @@ def test_the_order_is_that_of_the_first_step_on_rank_0(ranks):
     assert ranks.run(body) == [(2, [0, 1, 2, 3])] * ranks.size
 
 
-def test_random_orders_sizes_and_delays_end_with_the_bits_of_the_foreground():
-    generator = np.random.default_rng(20261122)
-    for _ in range(1000 if ALL else 50):
-        world, seed = int(generator.integers(1, 6)), int(generator.integers(1 << 30))
-        sizes = generator.integers(1, 60, int(generator.integers(1, 6))).tolist()
-        name = str(generator.choice(list(REDUCERS)))
-        options = {"density": 0.2} if REDUCERS[name].sparse else {}
-
-        def body(comm, sizes=sizes, seed=seed, name=name, options=options):
-            plain = overlapped_on(comm, name, options, sizes, overlap=False)
-            with overlapped_on(comm, name, options, sizes) as overlapped:
-                for step in range(3):
-                    gradient = drawn(comm.rank, step, plain.size)
-                    own = np.random.default_rng([seed, comm.rank, step])
-                    for number in own.permutation(len(sizes)).tolist():
-                        comm.compute(float(own.choice([0, 0, 1e-4, 1e-3])))
-                        overlapped.submit(number, gradient[overlapped.slices[number]])
-                    mean, _ = overlapped.wait()
-                    assert mean.tobytes() == plain.reduce(gradient).tobytes()
-            return mean.tobytes()
-
-        assert len(set(simulated.run(body, world))) == 1
-
-
 # ------------------------------------------------------------- in virtual time
 
 NETWORK = Network(Link(1e-5, 1e-9), Link(3e-5, 1e-8))
@@ -160,29 +133,6 @@ def test_an_exchange_that_is_never_closed_does_not_hold_up_the_end():
         return overlapped_on(comm, "dense", {}, [2, 3]).reduce(np.arange(5.0)).tolist()
 
     assert simulated.run(body, 2) == [[0.0, 1.0, 2.0, 3.0, 4.0]] * 2
-
-
-def test_two_jobs_in_one_process_have_threads_of_their_own():
-    results = {}
-
-    def body(comm):
-        name = "hitopk" if comm.size == 2 else "gtopk"
-        with overlapped_on(comm, name, {"density": 0.1}) as exchange:
-            for step in range(STEPS):
-                mean = exchange.reduce(drawn(comm.rank, step, exchange.size))
-        return mean.tobytes()
-
-    def job(key, world):
-        results[key, world] = simulated.run(body, world)
-
-    jobs = [threading.Thread(target=job, args=("together", world)) for world in (2, 3)]
-    for each in jobs:
-        each.start()
-    for each in jobs:
-        each.join()
-    for world in (2, 3):
-        job("alone", world)
-        assert results["together", world] == results["alone", world]
 
 
 class Failing(REDUCERS["dense"]):

@@ -80,6 +80,28 @@ def test_what_a_machine_lacks_is_one_line_and_nothing_is_left_behind(machine, mi
     assert not (machine / "clone" / ".venv").exists()
 
 
+def test_a_path_with_a_space_is_refused_at_once(machine):
+    (machine / "clone").rename(machine / "my clone")
+    assert "has a space in its path" in refusal(install(machine, clone="my clone"))
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"PYTHON": "mine"}, "found Python 2.7.18"),  # chosen by name, it is the one that is judged
+        ({"HOME": ""}, "needs HOME, found none"),
+        (
+            {"XDG_CACHE_HOME": "{}/bin/mine"},
+            "cloudtrain: cannot write to {}/bin/mine/cloudtrain/wheels: ",
+        ),
+    ],
+)
+def test_an_environment_that_is_wrong_is_named(machine, environment, said):
+    program(machine / "bin" / "mine", 'test "$1" = --version && echo Python 2.7.18 || exit 1')
+    given = {name: value.format(machine) for name, value in environment.items()}
+    assert said.format(machine) in refusal(install(machine, **given))
+
+
 def test_the_command_for_horovod_names_the_compiler_that_is_missing(tmp_path):
     for name in ("bash", "ls", "mkdir"):
         (tmp_path / name).symlink_to(shutil.which(name))
@@ -90,23 +112,3 @@ def test_the_command_for_horovod_names_the_compiler_that_is_missing(tmp_path):
     )
     assert result.returncode == 1
     assert result.stderr == "cloudtrain: needs a C++ compiler to build Horovod: apt-get install g++\n"
-
-
-def test_a_python_chosen_by_name_is_the_one_that_is_judged(machine):
-    program(machine / "bin" / "mine", 'test "$1" = --version && echo Python 2.7.18 || exit 1')
-    assert "found Python 2.7.18" in refusal(install(machine, PYTHON="mine"))
-
-
-def test_a_path_with_a_space_is_refused_at_once(machine):
-    (machine / "clone").rename(machine / "my clone")
-    assert "has a space in its path" in refusal(install(machine, clone="my clone"))
-
-
-def test_no_home_is_named(machine):
-    assert "needs HOME, found none" in refusal(install(machine, HOME=""))
-
-
-def test_a_cache_that_cannot_be_made_is_named(machine):
-    (machine / "file").touch()
-    line = refusal(install(machine, XDG_CACHE_HOME=str(machine / "file")))
-    assert line == f"cloudtrain: cannot write to {machine}/file/cloudtrain/wheels: make it writable"

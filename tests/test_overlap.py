@@ -14,14 +14,6 @@ CONFIGS = {
     "dense": {"name": "dense"},
     "hitopk": {"name": "hitopk", "density": 0.1},
     "oktopk": {"name": "oktopk", "density": 0.1, "reevaluate_every": 2},
-    "corrected": {
-        "name": "allgather",
-        "density": 0.1,
-        "wrappers": [
-            {"name": "momentum_correction", "momentum": 0.5},
-            {"name": "local_clipping", "norm": 0.5},
-        ],
-    },
 }
 
 
@@ -50,7 +42,7 @@ def batch(rank, step):
     return tf.constant(np.random.default_rng([rank, step]).normal(size=(4, 7)), tf.float32)
 
 
-def trained(comm, config, *, overlap, traced, poisoned=None):
+def trained(comm, config, *, overlap, traced):
     """Reduce the gradients of four steps; return the flat means, whether they count, and the residual."""
     net = Net()
     topology = Topology(comm, ranks_per_node=2)
@@ -65,8 +57,8 @@ def trained(comm, config, *, overlap, traced, poisoned=None):
         run, seen = tf.function(step) if traced else step, []
         for number in range(4):
             inputs = batch(comm.rank, number)
-            if number == poisoned and comm.rank == 1:
-                inputs *= np.nan
+            if number == 1 == comm.rank:
+                inputs *= np.nan  # of all buckets, on all ranks, this step does not count
             means, finite = run(inputs)
             seen.append((np.concatenate([mean.numpy().ravel() for mean in means]).tobytes(), bool(finite)))
         return seen, distributed.exchange.residual.tobytes(), topology.traffic
@@ -77,16 +69,6 @@ def trained(comm, config, *, overlap, traced, poisoned=None):
 def test_overlapped_steps_have_the_bits_of_plain_ones(config, traced):
     def run(overlap):
         return simulated.run(lambda comm: trained(comm, config, overlap=overlap, traced=traced), world_size=3)
-
-    assert run(overlap=True) == run(overlap=False)
-
-
-def test_one_bad_bucket_skips_the_step_for_all_buckets_on_all_ranks():
-    def run(overlap):
-        return simulated.run(
-            lambda comm: trained(comm, CONFIGS["hitopk"], overlap=overlap, traced=True, poisoned=1),
-            world_size=3,
-        )
 
     overlapped = run(overlap=True)
     assert overlapped == run(overlap=False)
@@ -125,30 +107,6 @@ def test_a_rehearsal_exchanges_nothing_and_changes_nothing():
     (first, finite), other = simulated.run(body, 2)
     assert finite
     assert other == (first, finite)
-
-
-def test_a_switch_hands_the_residual_of_all_buckets_on():
-    def body(comm):
-        net, topology = Net(), Topology(comm, ranks_per_node=1)
-        with DistributedGradients(
-            topology,
-            net.variables,
-            {"name": "hitopk", "density": 0.05},
-            bucket_bytes=BUCKET_BYTES,
-            overlap=True,
-        ) as distributed:
-            reduce = tf.function(distributed.reduce)
-            first, _ = reduce(net.gradients(batch(comm.rank, 0)))
-            distributed.switch({"name": "dense"})
-            second, _ = reduce([tf.zeros_like(each) for each in net.variables])
-            own = np.concatenate([each.numpy().ravel() for each in net.gradients(batch(comm.rank, 0))])
-            return np.concatenate([(a + b).numpy().ravel() for a, b in zip(first, second, strict=True)]), own
-
-    (total, own), (_, other) = simulated.run(body, 2)
-    # three float32 roundings of at most half a unit in the last place of the larger gradient
-    np.testing.assert_allclose(
-        total, (own.astype(np.float64) + other) / 2, atol=4 * 2.0**-23 * np.abs(own).max()
-    )
 
 
 @pytest.mark.parametrize(("count", "bucket_bytes", "buckets"), [(2, 1 << 20, 1), (1, 4, 1)])

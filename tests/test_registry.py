@@ -5,7 +5,6 @@ import sys
 import numpy as np
 import pytest
 
-import commlib
 from commlib import (
     CODECS,
     SELECTORS,
@@ -222,13 +221,6 @@ def test_options_of_functions():
         check_options("mine", build, {"width": 3}, positional=2)
     with pytest.raises(InvalidArgument, match=r"^mine: expected one that takes 3 arguments"):
         check_options("mine", build, {"depth": 3}, positional=3)
-
-
-def test_a_name_of_the_table_needs_no_search_for_entry_points(monkeypatch):
-    monkeypatch.setattr("commlib.registry.entry_points", lambda **_: pytest.fail("looked for entry points"))
-    assert isinstance(
-        simulated.run(lambda comm: commlib.make_reducer("dense", Topology(comm), 1), 1)[0], Reducer
-    )
 
 
 # ------------------------------------------------------------- what a part from outside costs

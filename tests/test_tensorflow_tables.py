@@ -180,33 +180,6 @@ def test_what_tables_cannot_do_is_refused():
     assert all(simulated.run(body, 1))
 
 
-def test_a_keras_embedding_trains_as_with_dense_gradients():
-    def train(comm, tables_of):
-        tf.keras.utils.set_random_seed(1)
-        net = tf.keras.Sequential([tf.keras.layers.Embedding(1000, 4), tf.keras.layers.Dense(1)])
-        net.build((None, 5))
-        own = net.trainable_variables
-        distributed = DistributedGradients(Topology(comm), own, {"name": "dense"}, tables=tables_of(own))
-        optimizer = tf.keras.optimizers.SGD(0.1)
-        optimizer.build(own)
-
-        @tf.function
-        def step(words):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(net(words) ** 2)
-            means, _ = distributed.reduce(tape.gradient(loss, own))
-            optimizer.apply(means, own)
-
-        for number in range(3):
-            step(tf.constant(np.random.default_rng([comm.rank, number]).integers(0, 9, (8, 5))))
-        return [variable.numpy() for variable in own]
-
-    sparse = simulated.run(lambda comm: train(comm, lambda own: own[:1]), 1)
-    dense = simulated.run(lambda comm: train(comm, lambda own: []), 1)
-    for one, other in zip(sparse[0], dense[0], strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
-
-
 # ------------------------------------------------------------- rows and entries
 
 

@@ -98,33 +98,12 @@ def test_every_kernel_and_codec_has_a_speed():
 # ------------------------------------------------------------------- choosing
 
 
-def test_a_slow_network_calls_for_sparse_and_a_fast_one_for_dense():
+def test_a_slow_network_calls_for_sparse_and_short_messages_and_a_fast_one_for_dense():
     slow, fast = choose(1), choose(800)
     assert REDUCERS[slow.reducer].sparse
     assert not REDUCERS[fast.reducer].sparse
     assert fast.options == {}
-
-
-def test_slow_processors_on_a_fast_network_call_for_dense():
-    slower = Speeds(
-        **{
-            field.name: 10 * getattr(SPEEDS, field.name)
-            for field in dataclasses.fields(Speeds)
-            if field.name != "code"
-        },
-        code={wire: 10 * seconds for wire, seconds in SPEEDS.code.items()},
-    )
-    assert REDUCERS[choose(20).reducer].sparse
-    assert not REDUCERS[choose(20, speeds=slower).reducer].sparse
-
-
-def test_a_very_slow_network_calls_for_short_messages():
     assert choose(0.05).options["wire"] == "gap+fp16"
-
-
-def test_a_codec_that_costs_more_than_its_bytes_is_left():
-    slow_codec = dataclasses.replace(SPEEDS, code={"fp32": 4e-9, "gap+fp16": 1e-6})
-    assert choose(1, speeds=slow_codec).options.get("wire", "fp32") == "fp32"
 
 
 @pytest.mark.parametrize("gbit", [0.1, 1, 10, 100])
@@ -149,15 +128,6 @@ def test_nothing_is_predicted_to_be_a_tenth_faster_than_what_is_picked(
     assert choice.dense_seconds == seconds("dense")
     settings = {"density": density} | choice.options if REDUCERS[choice.reducer].sparse else {}
     assert choice.seconds == seconds(choice.reducer, **settings)
-
-
-def test_the_pick_can_be_made():
-    choice = choose(0.2, ranks=4, ranks_per_node=2, size=1000)
-
-    def body(comm):
-        return type(make_reducer(choice.reducer, Topology(comm), 1000, density=0.01, **choice.options))
-
-    assert set(simulated.run(body, 4, 2)) == {REDUCERS[choice.reducer]}
 
 
 def labelled(choice):
@@ -189,16 +159,6 @@ def test_a_gradient_is_cut_into_as_many_buckets_as_hardly_cost_anything(name, mi
     assert buckets in (1, 2, 4, 8, 16)
     assert seconds(buckets) <= 1.1 * seconds(1)
     assert buckets == 16 or seconds(2 * buckets) > 1.1 * seconds(1)
-
-
-def test_messages_that_take_long_to_begin_call_for_fewer_buckets():
-    case = Case([range(4), range(4, 8)], 1_000_000, 0.01)
-    counts = [
-        choose_buckets(profile(1, microseconds=each), case, "hitopk", {"density": 0.01})
-        for each in (0, 50, 5000)
-    ]
-    assert counts == sorted(counts, reverse=True)
-    assert counts[0] > counts[-1] == 1
 
 
 def test_one_rank_has_nobody_to_exchange_with():
@@ -469,24 +429,24 @@ def damage(content, key, value):
 
 
 @pytest.mark.parametrize(
-    "damaged",
+    ("key", "value"),
     [
-        lambda text: text[: len(text) // 2],
-        lambda text: "{}",
-        lambda text: damage(json.loads(text), ["format"], 1),
-        lambda text: damage(json.loads(text), ["speeds", "add"], "fast"),
-        lambda text: damage(json.loads(text), ["speeds", "add"], -1.0),
-        lambda text: damage(json.loads(text), ["speeds", "code"], {}),
-        lambda text: damage(json.loads(text), ["network", "inter", "beta"], -1.0),
-        lambda text: damage(json.loads(text), ["network", "more"], {}),
-        lambda text: damage(json.loads(text), ["job", "hosts"], 5),
-        lambda text: damage(json.loads(text), ["trials"], [{"size": 1}]),
+        (["format"], 1),
+        (["speeds", "add"], "fast"),
+        (["speeds", "add"], -1.0),
+        (["speeds", "code"], {}),
+        (["network", "inter", "beta"], -1.0),
+        (["network", "more"], {}),
+        (["job", "hosts"], 5),
+        (["trials"], [{"size": 1}]),
+        (None, None),  # half of the file is missing
     ],
 )
-def test_a_damaged_profile_is_refused_by_name(tmp_path, damaged):
+def test_a_damaged_profile_is_refused_by_name(tmp_path, key, value):
     path = tmp_path / "profile.json"
     profile(1).save(path)
-    path.write_text(damaged(path.read_text()))
+    text = path.read_text()
+    path.write_text(damage(json.loads(text), key, value) if key else text[: len(text) // 2])
     with pytest.raises(InvalidArgument, match=r"profile\.json: expected a profile of format 2, got"):
         Profile.load(path)
 
@@ -507,8 +467,7 @@ def test_a_profile_of_another_job_is_refused(other):
     expected, found = str(caught.value).split(", got one of ")
     assert str(here) in expected
     assert str(JOB) in found
-    if "processors" in other:
-        assert "64 cores of another" in found
+    assert "processors" not in other or "64 cores of another" in found
 
 
 # --------------------------------------------------------------- within a budget of bytes

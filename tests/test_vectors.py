@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from commlib import InvalidArgument, SparseVector
 from commlib.entries import TILE
-from commlib.vectors import VALUE_BYTES, delta, index_dtype, is_finite, partition, sum_sparse
+from commlib.vectors import index_dtype, is_finite, partition, sum_sparse
 from tests.extent import examples
 
 
@@ -34,14 +34,6 @@ def as_dense(vector):
 def test_indices_are_32_bits_while_the_size_fits_and_64_beyond():
     assert [index_dtype(size) for size in (0, 1, 2**31 - 1)] == [np.int32] * 3
     assert [index_dtype(size) for size in (2**31, 2**40)] == [np.int64] * 2
-
-
-@pytest.mark.parametrize("size", [0, 1, 2, 7, 1000, 2**31 - 1, 2**31, 2**33])
-def test_at_delta_the_sparse_and_the_dense_message_are_equally_long(size):
-    entry_bytes = index_dtype(size).itemsize + VALUE_BYTES
-    assert delta(size) * entry_bytes == pytest.approx(
-        size * VALUE_BYTES, rel=1e-15
-    )  # one rounding of a double
 
 
 @given(size=st.integers(0, 2**40), parts=st.integers(1, 300))
@@ -138,27 +130,6 @@ def test_to_dense_is_a_new_array_of_either_representation():
 # ------------------------------------------------------------- adding
 
 
-@pytest.mark.parametrize(
-    "first, second",
-    [
-        ({0: 1.5, 3: -2.0}, {5: 4.0, 9: 0.25}),  # disjoint, one after the other
-        ({5: 4.0, 9: 0.25}, {0: 1.5, 3: -2.0}),
-        ({0: 1.5, 8: -2.0}, {3: 4.0, 9: 0.25}),  # disjoint, interleaved
-        ({0: 1.5, 3: -2.0}, {3: 4.0, 9: 0.25}),  # overlapping
-        ({0: 1.5, 3: -2.0}, {0: 4.0, 3: 0.25}),  # the same
-        ({}, {3: 4.0}),
-        ({}, {}),
-    ],
-    ids=["before", "after", "interleaved", "overlapping", "same", "one-empty", "both-empty"],
-)
-def test_a_sum_holds_the_union_of_the_indices_and_the_sums_of_the_values(first, second):
-    added = sum_sparse([sparse(100, first), sparse(100, second)])
-    union = {index: first.get(index, 0) + second.get(index, 0) for index in first | second}
-    assert not added.is_dense
-    assert dict(zip(added.indices.tolist(), added.values.tolist(), strict=True)) == union
-    assert added.indices.dtype == np.int32
-
-
 @settings(max_examples=examples(100))
 @given(seed=st.integers(0, 2**32), size=st.integers(1, 500), number=st.integers(1, 9))
 def test_a_total_is_the_float64_sum_whatever_the_overlap(seed, size, number):
@@ -227,18 +198,6 @@ def test_add_to_and_subtract_from_change_the_vector_in_place(representation):
     vector.subtract_from(target)
     vector.subtract_from(target)
     np.testing.assert_array_equal(target, [0, -1, 2, 3, 7, 5])
-
-
-@settings(max_examples=examples(50))
-@given(seed=st.integers(0, 2**32), size=st.integers(1, 500))
-def test_subtracting_the_selected_entries_leaves_zero_there_and_the_rest_alone(seed, size):
-    rng = np.random.default_rng(seed)
-    accumulated = rng.standard_t(2, size).astype(np.float32)
-    selected = SparseVector(size, None, accumulated).top_k(rng.integers(0, size + 1))
-    left = accumulated.copy()
-    selected.subtract_from(left)
-    assert not left[selected.indices].any()
-    assert np.delete(left, selected.indices).tobytes() == np.delete(accumulated, selected.indices).tobytes()
 
 
 def test_sums_in_two_tiles_are_apart():

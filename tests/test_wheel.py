@@ -18,7 +18,6 @@ from packaging.utils import canonicalize_name
 
 from tests.launching import ENVIRONMENT, ROOT, errors, tail
 from tests.training.small import metrics_of
-from training.config.config import load
 from training.config.reading import located
 
 PACKAGES = ("commlib", "datacache", "pto", "training")
@@ -171,13 +170,6 @@ def test_a_name_that_no_configuration_has_is_one_line(full, tmp_path):
     (line,) = result.stderr.splitlines()
     assert line.startswith("cloudtrain: expected a YAML file or the name of one that ships: unknown ")
     assert line.endswith('did you mean "digits"?')
-
-
-@pytest.mark.slow
-def test_files_include_what_ships(tmp_path):
-    (tmp_path / "my.yaml").write_text("include: [digits.yaml, presets/lars.yaml]\n")
-    config = load(tmp_path / "my.yaml")
-    assert (config.name, config.optimizer.name) == ("digits", "lars")
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from pydantic import NonNegativeInt
 from commlib import Communicator, LinkBytes, Report, Topology
 from commlib.tuning.probe import processor
 from training.config.records import Target
-from training.tasks.task import Metric
+from training.tasks.task import Metric, Tested
 
 HOSTS_SHOWN = 8
 OWN_WORK = ("data_wait", "forward_backward", "select")  # what a rank does before it needs the others
@@ -90,7 +90,6 @@ class StageSums:
     hidden: float = 0.0
 
     def add(self, step: Step) -> None:
-        """Add a step."""
         self.steps += 1
         for stage, seconds in step.stage_seconds.items():
             self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
@@ -115,7 +114,6 @@ class Slowest:
     excess: float
 
     def __str__(self) -> str:
-        """Return the rank as lines of progress show it."""
         return f"slowest rank {self.rank} (+{self.excess:.0%})"
 
 
@@ -162,18 +160,49 @@ def shown(hidden_share: float | None, slowest: Slowest | None) -> str:
     return hidden if slowest is None else f"{hidden}  {slowest}"
 
 
-@dataclass(frozen=True)
-class EpochTotals:
-    """The sums of an epoch over all ranks. ``loss``: mean of the finite losses, if any.
+@dataclass
+class PhaseResult:
+    """The result of one phase: ``sent_inter_bytes`` are payload bytes between nodes over all ranks.
 
-    ``size``: of all batches, in the unit of the task.
+    ``dense_inter_bytes``: what the dense reducer, a ring, would have sent in as many steps. ``reducer`` is
+    ``None`` on one rank, which exchanges nothing. ``input``: the size of its inputs. ``skipped_steps``: steps
+    with a non-finite gradient on any rank, which changed nothing.
     """
 
+    reducer: str | None
+    input: str
+    epochs: int
+    sent_inter_bytes: int = 0
+    dense_inter_bytes: int = 0
+    skipped_steps: int = 0
+    stall_seconds: float | None = None
+    """Seconds that training stalled at the boundary before it, at least 0; ``None`` for the first."""
+
+
+@dataclass(frozen=True)
+class EpochResult:
+    """One epoch over all ranks. ``loss``: mean over the steps whose loss was finite, if any.
+
+    ``input``: the size of its inputs. ``metrics``: of the task, over the ``tested`` samples or tokens; none
+    where the epoch was not tested. ``train_seconds``: of its steps; ``run_seconds``: since the run began.
+    ``throughput``: in units of the task a second. ``reducer``: ``None`` on one rank. ``stages``: of the steps
+    that were made since the latest resumption.
+    """
+
+    epoch: int
+    reducer: str | None
+    input: str
+    steps: int
     loss: float | None
-    size: int
-    sent: LinkBytes
+    metrics: Mapping[str, float]
+    tested: int
+    train_seconds: float
+    run_seconds: float
+    throughput: float
+    sent_intra_bytes: int
+    sent_inter_bytes: int
     dense_inter_bytes: int
-    stages: StageMeans
+    stages: StageMeans = StageMeans()
 
 
 @dataclass
@@ -192,7 +221,6 @@ class EpochAccumulator:
     stages: StageSums = field(default_factory=StageSums)
 
     def add(self, step: Step) -> None:
-        """Count a step."""
         self.steps += 1
         self.sent += step.report.traffic.sent
         self.seconds.append(step.seconds)
@@ -202,16 +230,42 @@ class EpochAccumulator:
             self.losses += step.loss
             self.finite += 1
 
-    def over_ranks(self, comm: Communicator, dense_step_bytes: int) -> EpochTotals:
-        """Return the sums over all ranks, equal on all; collective.
+    def result(
+        self,
+        comm: Communicator,
+        dense_step_bytes: int,
+        *,
+        epoch: int,
+        phase: PhaseResult,
+        tested: Tested,
+        run_seconds: float,
+    ) -> EpochResult:
+        """Return the result of the epoch over all ranks, and add its bytes to the phase; collective.
 
         ``dense_step_bytes``: what this rank would send to other nodes in a step of the dense reducer.
         """
         own = [self.sent.intra, self.sent.inter, self.steps * dense_step_bytes, self.finite, self.size]
         intra, inter, dense, finite, size = map(int, comm.allgather_ints(own).sum(axis=0))
         losses, stages = zip(*comm.allgather_objects((self.losses, self.stages)), strict=True)
-        loss = sum(losses) / finite if finite else None
-        return EpochTotals(loss, size, LinkBytes(intra, inter), dense, means_over_ranks(stages))
+        phase.sent_inter_bytes += inter
+        phase.dense_inter_bytes += dense
+        seconds = float(np.sum(self.seconds))
+        return EpochResult(
+            epoch=epoch,
+            reducer=phase.reducer,
+            input=phase.input,
+            steps=self.steps,
+            loss=sum(losses) / finite if finite else None,
+            metrics=dict(tested.values),
+            tested=tested.count,
+            train_seconds=seconds,
+            run_seconds=run_seconds,
+            throughput=size / seconds if seconds else 0.0,
+            sent_intra_bytes=intra,
+            sent_inter_bytes=inter,
+            dense_inter_bytes=dense,
+            stages=means_over_ranks(stages),
+        )
 
     def as_tree(self) -> dict[str, Any]:
         """Return what is stored in a checkpoint: all but the times, and what goes with them."""
@@ -263,51 +317,6 @@ def summed_up(processors: Sequence[str]) -> str:
 
 
 @dataclass
-class PhaseResult:
-    """The result of one phase: ``sent_inter_bytes`` are payload bytes between nodes over all ranks.
-
-    ``dense_inter_bytes``: what the dense reducer, a ring, would have sent in as many steps. ``reducer`` is
-    ``None`` on one rank, which exchanges nothing. ``input``: the size of its inputs. ``skipped_steps``: steps
-    with a non-finite gradient on any rank, which changed nothing.
-    """
-
-    reducer: str | None
-    input: str
-    epochs: int
-    sent_inter_bytes: int = 0
-    dense_inter_bytes: int = 0
-    skipped_steps: int = 0
-    stall_seconds: float | None = None
-    """Seconds that training stalled at the boundary before it, at least 0; ``None`` for the first."""
-
-
-@dataclass(frozen=True)
-class EpochResult:
-    """One epoch over all ranks. ``loss``: mean over the steps whose loss was finite, if any.
-
-    ``input``: the size of its inputs. ``metrics``: of the task, over the ``tested`` samples or tokens; none
-    where the epoch was not tested. ``train_seconds``: of its steps; ``run_seconds``: since the run began.
-    ``throughput``: in units of the task a second. ``reducer``: ``None`` on one rank. ``stages``: of the steps
-    that were made since the latest resumption.
-    """
-
-    epoch: int
-    reducer: str | None
-    input: str
-    steps: int
-    loss: float | None
-    metrics: Mapping[str, float]
-    tested: int
-    train_seconds: float
-    run_seconds: float
-    throughput: float
-    sent_intra_bytes: int
-    sent_inter_bytes: int
-    dense_inter_bytes: int
-    stages: StageMeans = StageMeans()
-
-
-@dataclass
 class Summary:
     """The metrics of the last test, over the ``tested`` samples or tokens, and the result of every phase.
 
@@ -332,10 +341,7 @@ class Summary:
         return self.reached or self.stopped is not None
 
     def judge(self, result: EpochResult, metrics: Mapping[str, Metric], target: Target | None) -> bool:
-        """Record the result of an epoch, and return whether it is the best so far; equal on all ranks.
-
-        ``metrics``: of the task.
-        """
+        """Record the result of an epoch, and return whether it is the best so far; equal on all ranks."""
         if not result.metrics:
             return False
         self.metrics, self.tested = dict(result.metrics), result.tested
@@ -399,7 +405,6 @@ class Position:
         return replace(self, epoch=self.epoch + 1, run_epoch=self.run_epoch + 1, step=0, samples=0)
 
     def after_phase(self) -> "Position":
-        """Return the beginning of the next phase."""
         return Position(self.phase + 1, steps=self.steps, run_epoch=self.run_epoch)
 
     def in_world(self, global_batch: int, epoch_steps: int) -> "Position":

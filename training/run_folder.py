@@ -18,9 +18,8 @@ from typing import Any, Protocol
 
 from datacache.escaping import escaped
 from datacache.store import files
-from training.config.run_files import CHECKPOINTS, CONFIG, METRICS, RUN, SUMMARY, WEIGHTS
+from training.config.run_files import CHECKPOINTS, CONFIG, METRICS, RUN, SUMMARY, WEIGHTS, last_checkpoint
 from training.process.job import log_error
-from training.process.last_records import last_checkpoint
 from training.results import Ranks, Summary
 
 LOCK = "lock"
@@ -45,12 +44,6 @@ class NamedRun(Protocol):
         """Return the configuration as YAML."""
 
 
-class ResumableRun(NamedRun, Protocol):
-    """The part of a configuration that names a run to resume."""
-
-    resume: str
-
-
 class RunFolder:
     """The folder of one run, which rank 0 writes while it holds the run's lock (:class:`RunLock`).
 
@@ -64,10 +57,7 @@ class RunFolder:
     """
 
     def __init__(self, config: NamedRun, path: Path | None = None) -> None:
-        """Create a new folder, or continue in ``path``.
-
-        Raises ``ValueError`` where it cannot be written, :class:`RunIsAlive` where another process trains it.
-        """
+        """Create a new folder, or continue in ``path``; ``ValueError`` where it is in use, or read-only."""
         with unwritable(f"output: {config.output}: expected a folder that can be written"):
             self.path = _new_folder(Path(config.output), config.name) if path is None else path
             self._lock = RunLock(self.path)
@@ -92,11 +82,8 @@ class RunFolder:
         self.attempt(METRICS, lambda: self._metrics.append(f"{line}\n".encode()))
 
     def save_weights(self, model: Any) -> None:
-        """Write ``model.weights.h5``; no half-written file bears that name.
-
-        Raises :class:`WeightsNotSaved`. The file is made in memory: HDF5 crashes on a full disk.
-        """
-        content = _InMemory()
+        """Write ``model.weights.h5``, whole or not at all; raises :class:`WeightsNotSaved`."""
+        content = _InMemory()  # HDF5 crashes on a full disk
         model.save_weights(content)
         try:
             write_whole(self.path / WEIGHTS, content.getvalue())
@@ -147,13 +134,8 @@ class _Lines:
     def __init__(self, path: Path) -> None:
         # Unbuffered: otherwise closing the file would retry what could not be written.
         self._file = path.open("a+b", buffering=0)
-        self._drop_half_a_line()
-
-    def _drop_half_a_line(self) -> None:
-        """Remove the incomplete last line that a crash has left."""
-        size = self._file.seek(0, os.SEEK_END)
-        self._file.seek(max(0, size - 1))
-        if self._file.read(1) not in (b"", b"\n"):
+        self._file.seek(max(0, self._file.seek(0, os.SEEK_END) - 1))
+        if self._file.read(1) not in (b"", b"\n"):  # a crash has left half a line
             self._file.seek(0)
             self._file.truncate(self._file.readall().rfind(b"\n") + 1)
 
@@ -188,24 +170,21 @@ def unwritable(expected: str) -> Iterator[None]:
         raise ValueError(f"{expected}: {error}") from error
 
 
-def to_resume(config: ResumableRun) -> Path | None:
-    """Return the folder of the run to resume, if ``resume`` asks for one.
-
-    Raises ``ValueError`` if it names a folder that is not a run's, or a run that is still being trained.
-    """
-    if config.resume == "never":
+def to_resume(config: NamedRun, resume: str) -> Path | None:
+    """Return the folder of the run to resume, if any; ``ValueError`` if it is none, or its run is alive."""
+    if resume == "never":
         return None
-    path = _unfinished_run(config) if config.resume == "auto" else Path(config.resume).expanduser()
+    path = _unfinished_run(config) if resume == "auto" else Path(resume).expanduser()
     if path is None:
         return None
     if not (path / METRICS).exists():
-        raise ValueError(f"resume: expected auto, never or the folder of a run, got {config.resume}")
+        raise ValueError(f"resume: expected auto, never or the folder of a run, got {resume}")
     if (holder := holder_of(path)) is not None:
         raise RunIsAlive(f"resume: {holder}; wait until it ends, or begin another with resume=never")
     return path
 
 
-def _unfinished_run(config: ResumableRun) -> Path | None:
+def _unfinished_run(config: NamedRun) -> Path | None:
     """Return the newest run of this name that did not end: with checkpoints, or still being trained."""
 
     def is_unfinished(path: Path) -> bool:
@@ -222,7 +201,6 @@ def _unfinished_run(config: ResumableRun) -> Path | None:
 
 
 def _new_folder(parent: Path, name: str) -> Path:
-    """Create ``parent/name-<time>``, with a number appended if that exists."""
     stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     parent.mkdir(parents=True, exist_ok=True)
     for attempt in count():
@@ -239,7 +217,6 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def _identity(path: Path) -> str:
-    """Return the identity of a run, new where there is none."""
     try:
         return str(json.loads(path.read_bytes())["identity"])
     except FileNotFoundError:
@@ -330,7 +307,6 @@ def _locked(descriptor: int, operation: int, patience_seconds: float) -> bool:
 
 
 def _holder(path: Path) -> str:
-    """Return the process that trains a run, from the contents of its lock file."""
     try:
         found = json.loads(path.read_bytes())
         who = f"process {found['process']} on {found['host']}, since {found['since']}"

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from benchmarks.drawing.pages import Results, fingerprint
 from benchmarks.drawing.style import PALETTE, picture
+from benchmarks.drawing.tables import markdown, with_notes
 from benchmarks.linear import DENSE, of_one_rank, of_ranks
 from training.bench.record import Record
-from training.commands.printing import markdown, times
+from training.commands.printing import times
 
 KIND, PICTURE = "linear", "docs/linear/objective.svg"
 # SparCML's table 2, on 8 nodes with Gigabit Ethernet: seconds of an epoch, and of its communication, dense
@@ -46,11 +47,11 @@ def tables(results: Results) -> Iterator[str]:
     """Yield the tables."""
     yield _as_in_the_paper(list(groups(results)))
     for own in groups(results):
-        yield of_ranks(own).markdown()
+        yield with_notes(of_ranks(own))
     alone = [each for each in results.records if "until" in each.case]
     for until, own_alone in groupby(alone, key=lambda each: str(each.case["until"])):
         for _, of_loss in groupby(own_alone, key=lambda each: [each.case["shape"], each.case["loss"]]):
-            yield of_one_rank(list(of_loss), until).markdown()
+            yield with_notes(of_one_rank(list(of_loss), until))
 
 
 def _as_in_the_paper(cases: Sequence[Sequence[Record]]) -> str:

@@ -4,8 +4,6 @@ The host waits for the device only for what it must know: the length of ``gap``'
 number of entries when decoding ``gap`` and ``bitmap``.
 """
 
-from bisect import bisect_right
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,8 +11,8 @@ import numpy as np
 from commlib.errors import InvalidArgument, shown
 from commlib.gpu.cupy_engine import current_engine
 from commlib.gpu.engine import ENTRIES, Array, Buffers, Engine, Ranges, Source, blocks_for, check_entries
-from commlib.vectors import index_dtype
-from commlib.wire import CODECS, IndexCodec, ValueCodec, make_codec
+from commlib.vectors import SparseVector, index_dtype
+from commlib.wire import make_codec
 from commlib.wire.base import Fp16, Fp32, Raw32
 from commlib.wire.indices import Gap, bytes_of_bits, low_bits
 from commlib.wire.qsgd import SCALE_BYTES, Qsgd
@@ -23,14 +21,6 @@ GPU_CODECS = ("raw32", "gap", "bitmap", "fp32", "fp16", "bf16", "qsgd8", "qsgd4"
 BITS, FOUND, OUTSIDE = 0, 1, 2  # as in kernels/codecs.cu
 STATE_WORDS = 4
 BUCKETS_PER_BLOCK = 8
-
-
-@dataclass(frozen=True, eq=False)
-class Entries:
-    """Decoded entries on the device; ``indices`` is ``None`` where ``values`` are all of the vector."""
-
-    indices: Array | None
-    values: Array
 
 
 def check_has_kernels(name: str) -> None:
@@ -48,12 +38,9 @@ class DeviceCodec:
     """
 
     def __init__(self, name: str, size: int, *, engine: Engine | None = None) -> None:
-        make_codec(name)  # raises for unknown names
+        codec = make_codec(name)  # raises for unknown names
         check_has_kernels(name)
-        parts = [CODECS[part]() for part in name.split("+")]
-        indices: list[IndexCodec] = [part for part in parts if isinstance(part, IndexCodec)]
-        values: list[ValueCodec] = [part for part in parts if isinstance(part, ValueCodec)]
-        self._indices, self._values = [*indices, Raw32()][0], [*values, Fp32()][0]
+        self._indices, self._values = codec.indices, codec.values
         self.size = size
         self.engine = current_engine() if engine is None else engine
         self.buffers = Buffers(self.engine, f'codec "{name}" of {size:,} entries')
@@ -68,8 +55,8 @@ class DeviceCodec:
         device and copies eight bytes: the length of the bits.
         """
         entries = indices.size
-        check_entries("indices", indices, entries, [self._index_dtype])
-        check_entries("values", values, entries, [ENTRIES["float32"]])
+        check_entries("indices", indices, entries, self._index_dtype)
+        check_entries("values", values, entries, ENTRIES["float32"])
         if entries == 0:
             return self.buffers.get("message", 0, np.uint8)
         dense_bytes, value_bytes = (self._values.message_bytes(count) for count in (self.size, entries))
@@ -82,8 +69,8 @@ class DeviceCodec:
         self._encode_values(self._dense(indices, values), message)
         return message[:dense_bytes]
 
-    def decode(self, message: Array, *, check: bool = False) -> Entries:
-        """Return the entries of a message that ``encode`` has made, here or on the CPU.
+    def decode(self, message: Array, *, check: bool = False) -> SparseVector:
+        """Return the vector of a message that ``encode`` has made, here or on the CPU.
 
         With ``gap`` and ``bitmap`` this waits for the device: how many entries there are. ``check`` waits
         until they are decoded, too, and raises ``InvalidArgument`` where they are no entries of the vector.
@@ -91,15 +78,16 @@ class DeviceCodec:
         if self.engine.address(message) % 4:
             raise InvalidArgument("message: expected an address that is a multiple of 4 bytes")
         if message.size == self._values.message_bytes(self.size):
-            return Entries(None, self._decode_values(message, self.size))
+            return SparseVector.trusted(self.size, None, self._decode_values(message, self.size))
         if message.size == 0:
-            return Entries(self.buffers.get("indices", 0, self._index_dtype), self._floats(0))
+            no_indices = self.buffers.get("indices", 0, self._index_dtype)
+            return SparseVector.trusted(self.size, no_indices, self._floats(0))
         try:
             indices, values = self._decode_indices(message, check)
         except InvalidArgument as error:
             text = f"message: {message.size} bytes are no vector of {self.size} entries"
             raise InvalidArgument(text) from error
-        return Entries(indices, self._decode_values(values, indices.size))
+        return SparseVector.trusted(self.size, indices, self._decode_values(values, indices.size))
 
     # ---- Indices ----
 
@@ -131,18 +119,13 @@ class DeviceCodec:
     def _decode_indices(self, message: Array, check: bool) -> tuple[Array, Array]:
         if isinstance(self._indices, Gap):
             return self._decode_gaps(message, check)
-        if isinstance(self._indices, Raw32):
-            most = message.size // self._index_dtype.itemsize
-            lengths = range(most + 1)
-            entries = bisect_right(lengths, message.size, key=self._raw_bytes) - 1
-            if self._raw_bytes(entries) != message.size:
-                raise InvalidArgument(f"values: expected those of {entries} entries, got another number")
-            values_from = entries * self._index_dtype.itemsize
-            return message[:values_from].view(self._index_dtype), message[values_from:]
-        return self._decode_bitmap(message)
-
-    def _raw_bytes(self, entries: int) -> int:
-        return entries * self._index_dtype.itemsize + self._values.message_bytes(entries)
+        if isinstance(self._indices, Raw32):  # which reads the length alone
+            indices, values = self._indices.decode(message, self.size, self._values.message_bytes)
+        else:
+            indices, values = self._decode_bitmap(message)
+        if values.size != self._values.message_bytes(indices.size):
+            raise InvalidArgument(f"values: expected those of {indices.size} entries, got another number")
+        return indices, values
 
     def _decode_bitmap(self, message: Array) -> tuple[Array, Array]:
         length = bytes_of_bits(self.size)
@@ -150,8 +133,6 @@ class DeviceCodec:
             raise InvalidArgument(f"bitmap: expected {length} bytes, got {message.size}")
         ranges, bits = self._ones(message[:length].view(np.uint32), 0)
         entries = int(self.engine.to_host(bits[-1][ranges.warps :]).sum())
-        if message.size - length != self._values.message_bytes(entries):
-            raise InvalidArgument(f"values: expected those of {entries} entries, got another number")
         return self._write_ones(ranges, bits, entries, self._cleared_state()), message[length:]
 
     def _decode_gaps(self, message: Array, check: bool) -> tuple[Array, Array]:

@@ -2,8 +2,6 @@
 
 import ctypes
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache, partial
@@ -22,7 +20,7 @@ DIGEST_BYTES = hashlib.sha256().digest_size
 def _cached(key: bytes, make: Callable[[], bytes]) -> bytes:
     """Return the bytes that ``make`` returned for this key, kept in the user's cache folder if there is one.
 
-    They are stored atomically, and made again where they are damaged. Errors of the disk are ignored.
+    They are made again where they are damaged, or only half written as yet. Errors of the disk are ignored.
     """
     try:
         path = user_cache() / "kernels" / f"{hashlib.sha256(key).hexdigest()}.cubin"
@@ -35,13 +33,7 @@ def _cached(key: bytes, make: Callable[[], bytes]) -> bytes:
     content = make()
     with suppress(OSError):  # compiling again next time costs seconds
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, part = tempfile.mkstemp(dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(hashlib.sha256(content).digest() + content)
-            os.replace(part, path)
-        except OSError:
-            os.unlink(part)
+        path.write_bytes(hashlib.sha256(content).digest() + content)
     return content
 
 
@@ -57,16 +49,14 @@ class CuPyEngine(Engine):
         self._functions: dict[tuple[Source, str], Any] = {}
         self._device = self._cupy.cuda.Device(device)
         attributes = self._cupy.cuda.runtime.getDeviceProperties(device)
-        capability = attributes["major"], attributes["minor"]
-        self._capability = capability
-        if capability < OLDEST:
+        self._capability = attributes["major"], attributes["minor"]
+        if self._capability < OLDEST:
             name = attributes["name"].decode()
-            found, needed = (".".join(map(str, each)) for each in (capability, OLDEST))
+            found, needed = (".".join(map(str, each)) for each in (self._capability, OLDEST))
             raise GpuUnavailable(f"{name}: expected compute capability {needed} or more, got {found}")
         self.multiprocessors = attributes["multiProcessorCount"]
 
     def empty(self, size: int, dtype: npt.DTypeLike) -> Array:
-        """See :meth:`Engine.empty`; the memory comes from CuPy's pool."""
         with self._device, _memory_errors():
             return self._cupy.empty(size, dtype)
 

@@ -5,7 +5,7 @@ on an emulator that runs the same kernels thread by thread on the CPU.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.resources import files
@@ -39,13 +39,13 @@ class Source:
 
     @property
     def text(self) -> str:
-        """Return the CUDA C of the file, after that of ``common.cu``."""
+        """The CUDA C of the file, after that of ``common.cu``."""
         folder = files("commlib.gpu") / "kernels"
         return "\n".join((folder / f"{name}.cu").read_text("utf-8") for name in ("common", self.name))
 
     @property
     def macros(self) -> tuple[str, ...]:
-        """Return the names to define."""
+        """The names to define."""
         return (f"ENTRY_{self.entry.upper()}", *(["INDEX_64"] if self.index_bits == 64 else []))
 
 
@@ -181,16 +181,12 @@ def blocks_for(threads: int, engine: Engine) -> int:
     return max(1, min(-(-threads // THREADS), engine.multiprocessors * BLOCKS_PER_MULTIPROCESSOR))
 
 
-def check_entries(name: str, array: Array, size: int, kinds: Sequence["np.dtype[Any]"]) -> None:
-    """Raise ``InvalidArgument`` unless ``array`` is ``size`` contiguous entries of one of ``kinds``."""
-    if array.ndim != 1 or array.size != size or not _is_one_of(kinds, array.dtype):
-        expected = " or ".join(map(str, kinds))
+def check_entries(name: str, array: Array, size: int, kind: "np.dtype[Any]") -> None:
+    """Raise ``InvalidArgument`` unless ``array`` is ``size`` contiguous entries of one kind."""
+    # bfloat16 is either ml_dtypes' type or, from CuPy, its bits.
+    is_kind = array.dtype == kind or (str(array.dtype) == "bfloat16" and kind == ENTRIES["bfloat16"])
+    if array.ndim != 1 or array.size != size or not is_kind:
         found = f"{array.dtype} {tuple(array.shape)}"
-        raise InvalidArgument(f"{name}: expected {expected} of shape ({size},), got {found}")
+        raise InvalidArgument(f"{name}: expected {kind} of shape ({size},), got {found}")
     if array.size > 1 and (stride := array.strides[0]) != array.dtype.itemsize:
         raise InvalidArgument(f"{name}: expected contiguous entries, got a stride of {stride} bytes")
-
-
-def _is_one_of(kinds: Sequence["np.dtype[Any]"], found: Any) -> bool:
-    # bfloat16 is either ml_dtypes' type or, from CuPy, its bits.
-    return found in kinds or (str(found) == "bfloat16" and ENTRIES["bfloat16"] in kinds)

@@ -64,7 +64,6 @@ class RankSum:
         return SparseVector(self.size, indices[:found], values[:found])
 
     def _buffers(self, vectors: Sequence[SparseVector]) -> Buffers:
-        """Return the memory of one call."""
         return Buffers(self.engine, f"sum of {len(vectors)} vectors of {self.size:,} entries")
 
     def _entries(self, buffers: Buffers, of: str, count: int) -> tuple[Array, Array]:
@@ -97,7 +96,7 @@ def add_rows(others: Array, own: Array, position: int, *, engine: Engine | None 
     a separate allocation, as its rows are read 16 bytes at a time.
     """
     stride = others.shape[1]
-    check_entries("own", own, own.size, [ENTRIES["float32"]])
+    check_entries("own", own, own.size, ENTRIES["float32"])
     fits = others.flags.c_contiguous and own.size <= stride and stride % ROW_MULTIPLE == 0
     if others.dtype != np.float32 or not fits:
         expected = f"contiguous float32, {own.size} or more a row and a multiple of {ROW_MULTIPLE}"
@@ -142,17 +141,15 @@ class SegmentSquares:
             bounds.append(len(firsts))
         self._chunks, self._entries = len(firsts), int(ends[-1])
         tables = {"firsts": firsts, "counts": counts, "bounds": bounds}
-        put = (self.buffers.put(name, np.array(table, np.uint64)) for name, table in tables.items())
-        self._firsts, self._counts, self._bounds = put
+        self._tables = [self.buffers.put(name, np.array(each, np.uint64)) for name, each in tables.items()]
 
     def squares(self, vector: Array) -> Array:
         """Return the sums, float64 of shape ``(segments,)``, on the device; the next call overwrites them."""
-        check_entries("vector", vector, self._entries, [ENTRIES[self.entry]])
+        check_entries("vector", vector, self._entries, ENTRIES[self.entry])
         sums = self.buffers.get("chunks", max(1, self._chunks), np.float64)
         squares = self.buffers.get("squares", len(self.sizes), np.float64)
-        launch, source = self.engine.launch, self._source
+        launch, source, (*spans, bounds) = self.engine.launch, self._source, self._tables
         if self._chunks:
-            table = self._firsts, self._counts
-            launch(source, "square_chunks", self._chunks, vector, *table, sums, threads=LANES)
-        launch(source, "add_chunks", len(self.sizes), sums, self._bounds, squares, threads=LANES)
+            launch(source, "square_chunks", self._chunks, vector, *spans, sums, threads=LANES)
+        launch(source, "add_chunks", len(self.sizes), sums, bounds, squares, threads=LANES)
         return squares

@@ -5,9 +5,8 @@ A plan is made once for a size and k, and owns all memory that its calls need. K
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import NormalDist
 from typing import Any, ClassVar
 
@@ -40,7 +39,6 @@ BUCKET = 512
 SAMPLING_THREADS = 1024
 
 LARGEST_PRODUCT = (1 << 64) - 1
-FLOAT32 = ENTRIES["float32"]
 Start = Callable[..., None]  # what starts a prepared kernel
 
 
@@ -99,15 +97,13 @@ class DeviceSelector:
         self._source, self._float32 = Source("select", entry, bits), Source("select", "float32", bits)
         self._blocks = -(-size // BLOCK)
         self._ranges = Ranges.of(self._blocks, self.engine)
+        self._passes: dict[str, Start] = {}
         self._steps: dict[Source, list[Start]] = {}
 
     def select(self, vector: Array) -> Selection:
         """Select from a contiguous vector of shape ``(d,)``; returns before the device has done so."""
-        check_entries("vector", vector, self.size, [ENTRIES[self.entry]])
-        with self._run() as scratch:
-            if self.size:
-                self._select(vector, *scratch)
-        return self._selection(scratch[0])
+        check_entries("vector", vector, self.size, ENTRIES[self.entry])
+        return self._run(partial(self._select, vector))
 
     def select_sum(self, gradient: Array, residual: Array, out: Array, *, clear: bool = False) -> Selection:
         """Write ``gradient + residual`` to ``out`` and select from it, in one sweep.
@@ -116,55 +112,46 @@ class DeviceSelector:
         ``residual`` if that may be lost when the sum is not finite. ``clear``: the selected entries
         of ``out`` become zero, so that it is the next residual, unless the sum is not finite.
         """
-        check_entries("gradient", gradient, self.size, [ENTRIES[self.entry]])
-        check_entries("residual", residual, self.size, [FLOAT32])
-        check_entries("out", out, self.size, [FLOAT32])
-        with self._run() as scratch:
-            if self.size:
-                self._select_sum(gradient, residual, out, clear, *scratch)
-        return self._selection(scratch[0])
+        check_entries("gradient", gradient, self.size, ENTRIES[self.entry])
+        check_entries("residual", residual, self.size, ENTRIES["float32"])
+        check_entries("out", out, self.size, ENTRIES["float32"])
+        return self._run(partial(self._select_sum, gradient, residual, out, clear))
 
     def _select(self, vector: Array, scratch: Array, stale: Array) -> None:
-        """Launch all kernels of ``select``."""
         aligned = self.engine.aligned(vector, entries=16 // vector.dtype.itemsize)
-        self._measure(vector, aligned, scratch, stale)
+        self._pass("measure")(vector, aligned, scratch, stale)
         self._pick(self._source, vector, scratch, None)
 
     def _select_sum(
         self, gradient: Array, residual: Array, out: Array, clear: bool, scratch: Array, stale: Array
     ) -> None:
-        """Launch all kernels of ``select_sum``."""
         aligned = self.engine.aligned(gradient, residual, out)
-        self._sum(gradient, residual, out, aligned, scratch, stale)
+        self._pass("sum")(gradient, residual, out, aligned, scratch, stale)
         self._pick(self._float32, out, scratch, out if clear else None)
 
-    @contextmanager
-    def _run(self) -> Iterator[tuple[Array, Array]]:
-        """Yield the zeroed scratch of this run, and that of the previous run, for this one to clear."""
+    def _run(self, launch: Callable[[Array, Array], None]) -> Selection:
+        """Launch all kernels, with zeroed scratch, and that of the previous run, for this one to clear."""
         scratch, stale = self._scratches
         try:
             with self.engine.current():
-                yield scratch, stale
+                if self.size:
+                    launch(scratch, stale)
         except BaseException:  # kernels may be missing: neither is known to be zeros
             del self._scratches
             raise
         self._scratches = stale, scratch
+        return Selection(self.size, *self._output, scratch[:2], self.engine)
 
-    @cached_property
-    def _measure(self) -> Start:
-        return self._prepared_pass("measure")
-
-    @cached_property
-    def _sum(self) -> Start:
-        return self._prepared_pass("sum")
-
-    def _prepared_pass(self, verb: str) -> Start:
+    def _pass(self, verb: str) -> Start:
         """Return the pass over the vector, which finds the threshold of candidates unless that is a guess."""
+        if verb in self._passes:
+            return self._passes[verb]
         crowded = 5 * self.k > 4 * self._blocks  # the k-th largest maximum would leave too many
         counted = "only" if self._guesses else "entries" if crowded else "maxima"
         grid = blocks_for(-(-self.size // MEASURED_ENTRIES) * 32, self.engine)
         arguments = np.int64(self.size), self._maxima, np.uint64(self.k)
-        return self.engine.prepare(self._source, f"{verb}_{counted}", grid, *arguments)
+        prepared = self.engine.prepare(self._source, f"{verb}_{counted}", grid, *arguments)
+        return self._passes.setdefault(verb, prepared)
 
     def _pick(self, source: Source, vector: Array, scratch: Array, cleared: Any) -> None:
         """Launch the kernels after the pass over the vector."""
@@ -228,10 +215,6 @@ class DeviceSelector:
     def _output(self) -> tuple[Array, Array]:
         indices = self.buffers.get("indices", self.most_selected, index_dtype(self.size))
         return indices, self.buffers.get("values", self.most_selected, np.float32)
-
-    def _selection(self, scratch: Array) -> Selection:
-        indices, values = self._output
-        return Selection(self.size, indices, values, scratch[:2], self.engine)
 
 
 class DeviceDGC(DeviceSelector):

@@ -10,9 +10,8 @@ from commlib.keras.callbacks import (
     SynchronizeEpochs,
     default_callbacks,
 )
-from commlib.keras.layers import SyncBatchNormalization
 from commlib.keras.optimizer import DistributedOptimizer, load_model
-from commlib.keras.ranks import average_metrics, broadcast_variables
+from commlib.keras.ranks import SyncBatchNormalization, average_metrics, broadcast_variables
 
 __all__ = [
     "AverageMetrics",

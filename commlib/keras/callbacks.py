@@ -15,9 +15,8 @@ import numpy as np
 
 from commlib.arrays import to_host
 from commlib.errors import InvalidArgument, RanksDisagree
-from commlib.keras.layers import SyncBatchNormalization
 from commlib.keras.optimizer import DistributedOptimizer
-from commlib.keras.ranks import Ranks, weighted_means
+from commlib.keras.ranks import Ranks, SyncBatchNormalization, weighted_means
 
 Logs = dict[str, Any] | None
 
@@ -43,10 +42,9 @@ def built_optimizer_of(model: Any) -> DistributedOptimizer:
 
 
 class DistributedCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Base of the callbacks in which ranks exchange something."""
+    """Base of the callbacks in which ranks exchange something; XLA compiles no steps of their model."""
 
     def set_model(self, model: Any) -> None:
-        """Take the model; where XLA was to compile its steps, it does not."""
         super().set_model(model)
         optimizer_of(model)
         if model.jit_compile:
@@ -55,7 +53,6 @@ class DistributedCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Ke
 
     @property
     def ranks(self) -> Ranks:
-        """All ranks."""
         return optimizer_of(self.model).ranks
 
 
@@ -67,12 +64,9 @@ class BroadcastVariables(DistributedCallback):
     updated ones go on. States of random generators are not broadcast: each rank draws its own dropout.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._is_due = False
+    _is_due = False
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Build the optimizer and broadcast, if the model is built."""
         self._is_due = not self.model.built
         if self._is_due:
             optimizer_of(self.model).compared = True  # first weights differ
@@ -80,7 +74,6 @@ class BroadcastVariables(DistributedCallback):
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Broadcast after the batch that has built the model."""
         if self._is_due:
             self._is_due = False
             self._broadcast()
@@ -100,7 +93,6 @@ class SynchronizeEpochs(DistributedCallback):
     """
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Compare the numbers of steps; ``RanksDisagree`` where they differ and must not."""
         steps = self.ranks.gather(f"the beginning of epoch {epoch}", (self.params or {}).get("steps"))
         uneven = None in steps or len(set(steps)) > 1
         layers = self.model._flatten_layers(include_self=False)  # of models in a model, too
@@ -114,11 +106,9 @@ class SynchronizeEpochs(DistributedCallback):
         optimizer_of(self.model).uneven = uneven
 
     def on_test_begin(self, logs: Logs = None) -> None:
-        """Join before the validation."""
         self._join()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Join where there was no validation."""
         self._join()
 
     def _join(self) -> None:
@@ -127,7 +117,6 @@ class SynchronizeEpochs(DistributedCallback):
             optimizer.join(self.model.trainable_variables)
 
     def on_train_end(self, logs: Logs = None) -> None:
-        """Come to the end together."""
         self.ranks.gather("the end of fit", None)
 
 
@@ -138,24 +127,18 @@ class AverageMetrics(DistributedCallback):
     the same on all ranks. What some ranks alone report (validation on rank 0) is given to all.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._trained = self._tested = 0.0
+    _trained = _tested = 0.0  # samples of this epoch
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Forget the last epoch's samples."""
         self._trained = self._tested = 0.0
 
     def on_test_begin(self, logs: Logs = None) -> None:
-        """Keep the number of samples trained on: validation counts again."""
         self._trained = self._counted()
 
     def on_test_end(self, logs: Logs = None) -> None:
-        """Keep the number of samples of the validation."""
         self._tested = self._counted()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Replace the numbers in ``logs`` by their means."""
         logs = {} if logs is None else logs
         numbers = (int, float, np.number)
         own = {name: float(value) for name, value in logs.items() if isinstance(value, numbers)}
@@ -178,20 +161,15 @@ class AverageMovingStatistics(DistributedCallback):
     the data alone.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._is_due = False
+    _is_due = False
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Note that they are to be averaged."""
         self._is_due = True
 
     def on_test_begin(self, logs: Logs = None) -> None:
-        """Average before the validation."""
         self._average()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Average where there was no validation."""
         self._average()
 
     def _average(self) -> None:
@@ -231,7 +209,6 @@ class _LearningRate(DistributedCallback):
             raise InvalidArgument("learning_rate: expected a number in the optimizer, got a schedule")
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Note the epoch."""
         self._epoch = epoch
 
     def _epochs_at(self, batch: int) -> float:
@@ -255,7 +232,6 @@ class LearningRateWarmup(_LearningRate):
         self._epochs = epochs
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Set the rate of the step."""
         if self._epoch < self._epochs:
             share = min(1.0, self._epochs_at(batch + 1) / self._epochs)
             start = self._rate / self.ranks.size
@@ -291,13 +267,11 @@ class LearningRateSchedule(_LearningRate):
         self._counts_steps = not staircase
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Set the rate of the epoch."""
         super().on_epoch_begin(epoch)
         if self._staircase:
             self._set(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Set the rate of the step."""
         if not self._staircase:
             self._set(self._epochs_at(batch))
 
@@ -317,7 +291,6 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc] 
     """
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Restore the backup, if there is one; all ranks together."""
         optimizer = built_optimizer_of(self.model)
         ranks = optimizer.ranks
         is_there = ranks.rank == 0 and Path(self._weights_path).exists()
@@ -332,7 +305,6 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc] 
             self._restore_residual()
 
     def on_train_end(self, logs: Logs = None) -> None:
-        """Remove the files where Keras does so."""
         ranks = optimizer_of(self.model).ranks
         if self.delete_checkpoint:
             self._residual_path.unlink(missing_ok=True)

@@ -12,15 +12,14 @@ from tensorflow.python.ops import control_flow_util  # nothing public tells whet
 
 from commlib.errors import InvalidArgument
 from commlib.exchange import check_config
-from commlib.keras.ranks import Ranks, path_of
+from commlib.keras.ranks import TIMEOUT_SECONDS, Ranks, path_of
 from commlib.tensorflow import DistributedGradients
 from commlib.topology import Topology
+from commlib.transport.base import Closing
 from commlib.transport.watchdog import check_seconds
 
-TIMEOUT_SECONDS = 300.0
 
-
-class DistributedOptimizer:
+class DistributedOptimizer(Closing):
     """Stands for ``optimizer``, which it gives the mean gradients of all ranks; they make it together.
 
     ``optimizer``: one of Keras 3, or the name of one. ``topology`` and ``config`` as for
@@ -44,7 +43,6 @@ class DistributedOptimizer:
 
     # Own attributes; all others are set on the optimizer inside.
     __slots__ = (
-        "__weakref__",
         "_buckets",
         "_config",
         "_numbers",
@@ -128,15 +126,6 @@ class DistributedOptimizer:
         if self.gradients is not None:
             self.gradients.close()
         self.ranks.close()
-
-    def __enter__(self) -> "DistributedOptimizer":
-        """Return it, to be closed at the end of the block."""
-        return self
-
-    def __exit__(self, kind: object, *error: object) -> None:
-        """Free the communicators that it has made."""
-        if kind is None:  # else the other ranks may not come here
-            self.close()
 
     @property
     def inner_optimizer(self) -> Any:
@@ -235,10 +224,6 @@ class DistributedOptimizer:
                 f"trainable_variables: {', '.join(unknown)} had no part in it when the optimizer was built: "
                 "after a change of what is trainable, compile with a new DistributedOptimizer"
             )
-        if len(gradients) != len(variables):
-            raise InvalidArgument(
-                f"grads: expected {len(variables)}, as there are variables, got {len(gradients)}"
-            )
         ordered = [tf.zeros(variable.shape) for variable in self._variables_built]
         for gradient, variable in zip(gradients, variables, strict=True):
             ordered[self._numbers[id(variable)]] = self._unscaled(gradient)
@@ -294,12 +279,9 @@ def _optimizer_of(optimizer: Any) -> Any:
             "optimizer: expected one that is not distributed yet, got a DistributedOptimizer"
         )
     try:
-        found = keras.optimizers.get(optimizer)
+        return keras.optimizers.get(optimizer)
     except ValueError as error:
         raise InvalidArgument(f"optimizer: {str(error).splitlines()[0]}") from None
-    if found is None:
-        raise InvalidArgument("optimizer: expected one of Keras 3, or its name, got None")
-    return found
 
 
 def _has_loss_scale(optimizer: Any) -> bool:

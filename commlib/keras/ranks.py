@@ -1,17 +1,22 @@
-"""What ranks exchange besides gradients: where they are, the values of variables, and metrics."""
+"""What ranks exchange besides gradients: where they are, variables, metrics, and statistics of batches."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import keras
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 
 from commlib.agreement import differences, digest
 from commlib.errors import RanksDisagree
 from commlib.topology import Topology
 from commlib.transport.base import Closing, Communicator
 from commlib.transport.watchdog import Watchdog
+
+TIMEOUT_SECONDS = 300.0
 
 
 class Ranks(Closing):
@@ -31,7 +36,6 @@ class Ranks(Closing):
         return self._watchdog.waiting(place)
 
     def close(self) -> None:
-        """Free the communicator; all ranks call it together."""
         self._comm.close()
 
     def gather(self, place: str, value: Any) -> list[Any]:
@@ -52,7 +56,8 @@ class Ranks(Closing):
         shapes = [tuple(variable.shape) for variable in variables]  # names differ in a process' second model
         everywhere = self.gather(place, shapes)
         if any(others != shapes for others in everywhere):
-            first = differences([{"number": len(each), **_numbered(each)} for each in everywhere])
+            named = [{f"the shape of variable {n}": each for n, each in enumerate(of)} for of in everywhere]
+            first = differences([{"number": len(each), **each} for each in named])
             raise RanksDisagree(f"variables: expected equal shapes on all ranks: {first.split('; ')[0]}")
         for variable in variables:
             value = self.gather(place, variable.numpy() if self.rank == 0 else None)[0]
@@ -61,7 +66,7 @@ class Ranks(Closing):
 
     def differing(self, variables: Sequence[Any]) -> dict[int, list[int]]:
         """Return by the numbers of the variables that differ which ranks do not have the values of rank 0."""
-        own = [_digest_of(variable.numpy()) for variable in variables]
+        own = [digest([variable.numpy().tobytes()]) for variable in variables]
         digests = np.array(self.gather(f"a comparison of {len(own)} variables", own), np.int64)
         unlike = digests != digests[0]
         found = np.flatnonzero(unlike.any(axis=0))
@@ -124,10 +129,56 @@ def path_of(variable: Any) -> str:
     return str(getattr(variable, "path", variable.name))
 
 
-def _numbered(shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
-    return {f"the shape of variable {number}": shape for number, shape in enumerate(shapes)}
+class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]  # Keras has no types
+    """``keras.layers.BatchNormalization`` over the batches of all ranks, which make and call it together.
 
+    While it trains, mean and variance are those of all samples, moving statistics are equal on all ranks, and
+    gradients are those of one rank with the whole batch, once the optimizer has averaged them over ranks with
+    equally large batches. Each call exchanges twice forward and twice backward, and waits for the others:
+    all ranks need as many steps. ``timeout`` as for :class:`commlib.keras.DistributedOptimizer`; ``options``:
+    those of Keras' layer.
 
-def _digest_of(value: npt.NDArray[Any]) -> int:
-    flat = np.ascontiguousarray(value).reshape(-1)
-    return digest([flat.view(np.uint8).tobytes()])
+    A model that is loaded or cloned has Keras' layer in its place.
+    """
+
+    def __init__(
+        self, topology: Topology, *, timeout: float | None = TIMEOUT_SECONDS, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self._ranks = Ranks(topology.world, timeout)  # of its own: no order among layers can go wrong
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Any:
+        """Return Keras' layer, as the configuration has no ranks."""
+        warnings.warn(
+            "SyncBatchNormalization: made again as Keras' BatchNormalization, which exchanges nothing",
+            stacklevel=2,
+        )
+        return keras.layers.BatchNormalization(**config)
+
+    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        """Return mean and variance over all ranks: Keras' layer calls this where it trains."""
+        weights = tf.ones_like(inputs)
+        if mask is not None:
+            weights *= tf.cast(mask, inputs.dtype)[..., None]
+        axes = self._reduction_axes
+        own = tf.stack([tf.reduce_sum(inputs * weights, axes), tf.reduce_sum(weights, axes)])
+        total, count = tf.unstack(self._sum_over_ranks(own))
+        mean = tf.math.divide_no_nan(total, count)
+        shape = [1 if axis in axes else size for axis, size in enumerate(inputs.shape)]
+        squares = tf.square(inputs - tf.reshape(mean, shape)) * weights
+        squares = self._sum_over_ranks(tf.reduce_sum(squares, axes))
+        return mean, tf.math.divide_no_nan(squares, count)
+
+    def _sum_over_ranks(self, own: Any) -> Any:
+        """Return the sum over ranks; its gradient is the sum of all ranks' gradients by it."""
+        return tf.custom_gradient(lambda own: (self._exchanged(own), self._exchanged))(own)
+
+    def _exchanged(self, own: Any) -> Any:
+        total = tf.numpy_function(self._exchange, [own], own.dtype, stateful=True)
+        total.set_shape(own.shape)
+        return total
+
+    def _exchange(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        (mean,) = self._ranks.average("the statistics of a batch", [own])
+        return np.asarray(mean * self._ranks.size, own.dtype)

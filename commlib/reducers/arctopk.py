@@ -84,7 +84,7 @@ class ARCTopK(ResidualReducer):
     """
 
     cost = Cost(_traffic, _seconds, _work, is_exact=False, applied=_sent, most=_sent)
-    compares_first = True
+    needs_entries = True
     options: ARCTopKOptions
     state: ARCTopKState = ARCTopKState(0)
 

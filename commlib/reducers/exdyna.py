@@ -111,7 +111,7 @@ class ExDyna(ResidualReducer):
     """
 
     cost = Cost(_traffic, _seconds, _work, is_exact=False, applied=lambda step: step.k, most=_most)
-    compares_first = True
+    needs_entries = True
     options: ExDynaOptions
     state: ExDynaState
 

@@ -114,7 +114,6 @@ class OkTopK(SelectingReducer):
     cost = Cost(
         _traffic, _seconds, _work, is_exact=False, applied=lambda step: step.k, most=lambda step: 2 * step.k
     )
-    compares_first = True
     options: OkTopKOptions
     state: OkTopKState
 
@@ -256,7 +255,7 @@ class OkTopK(SelectingReducer):
     ) -> None:
         """Drop the entries that this rank sent in vain: only local ∩ global is cleared (line 14)."""
         if self.codec.lossless:
-            selected.add_unapplied_to(self._spare, combined)
+            self.drop_unapplied(selected, combined)
         else:
             not_applied = selected.without(combined)
             self.drop(not_applied)

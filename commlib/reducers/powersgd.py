@@ -154,7 +154,7 @@ class PowerSGD(ResidualReducer):
     """
 
     cost = Cost(_traffic, _seconds, _work, is_exact=False, applied=_size, most=_size)
-    compares_first = True
+    needs_entries = True
     options: PowerSGDOptions
     state: PowerSGDState
 

@@ -59,7 +59,7 @@ class ResidualReducer(Reducer):
     """
 
     sparse: ClassVar[bool] = True
-    compares_first: ClassVar[bool] = False
+    needs_entries: ClassVar[bool] = False
     options: ResidualOptions
     state: Any = State()
     keeps_residual: bool = True
@@ -114,9 +114,9 @@ class ResidualReducer(Reducer):
         self._forgotten, self._state_before = Forgotten(), self.state
         combined, selected = SparseVector.empty(0, self.arrays), 0
         collected = self.layout.collect(self, gradient)
-        if self.length:
+        if self.length or not self.needs_entries:
             combined, selected = self._exchange(collected)
-        elif self.compares_first:  # as the owners of shards do; with uneven nodes some ranks own none
+        else:
             self.wait_for_comparison()
         self._buffer = None
         outcome = self.layout.spread(self, combined, selected, buffer)
@@ -128,8 +128,9 @@ class ResidualReducer(Reducer):
 
         ``collected``: this rank's vector of ``length`` entries. What is not applied of it and of the residual
         has to be in ``_spare``, the next residual if this step counts. Where some rank's vector is not
-        finite, the sum on all of them has to hold a NaN, at any index. The caller overwrites its values. An
-        algorithm that calls ``wait_for_comparison`` declares ``compares_first``.
+        finite, the sum on all of them has to hold a NaN, at any index. The caller overwrites its values.
+        With ``needs_entries`` it is not called on ranks without a shard, which uneven nodes have; such an
+        algorithm calls ``wait_for_comparison`` before it exchanges anything.
         """
 
     def accumulate(self, collected: Float32) -> Float32:
@@ -190,6 +191,10 @@ class ResidualReducer(Reducer):
         """Keep the entries of ``vector``, which begins at ``at`` of the own range, for a later step."""
         assert self.keeps_residual or not vector.nnz, "where all is sent there is no residual"
         vector.add_to(self._spare[at : at + vector.size])  # which is the next residual if this step counts
+
+    def drop_unapplied(self, vector: SparseVector, applied: SparseVector) -> None:
+        """Drop the entries of ``vector``, of the whole own range, that are not in ``applied``."""
+        vector.add_unapplied_to(self._spare, applied)
 
     def take_off(self, vector: SparseVector, at: int = 0) -> None:
         """Subtract entries that other ranks apply from the entries that ``drop`` keeps."""

@@ -123,7 +123,7 @@ class SparDL(SparseReducer):
     """
 
     cost = Cost(_traffic, _seconds, _work, is_exact=False, applied=lambda step: step.k)
-    compares_first = True
+    needs_entries = True
     options: SparDLOptions
     state: SparDLState
 

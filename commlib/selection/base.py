@@ -41,7 +41,7 @@ class Selector(ABC):
         return self.select(out, k)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the selector's state; empty for selectors without state."""
+        """Return the selector's state; without state it is empty."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -54,12 +54,6 @@ BLOCK = 64  # entries: the bits of a uint64
 # Two is a primitive root modulo 67: every power of two below 2^64 has a different remainder.
 _LOG2 = np.zeros(67, np.int64)
 _LOG2[[pow(2, exponent, 67) for exponent in range(BLOCK)]] = np.arange(BLOCK)
-
-
-def check_finite(maxima: Bits) -> None:
-    """Raise ``NonFiniteInput`` where the largest magnitude of a block is a NaN or an infinity."""
-    if maxima.max(initial=0) >= INFINITY:
-        raise NonFiniteInput("cannot select from a vector that holds a NaN or an infinity")
 
 
 def reaching(
@@ -164,14 +158,14 @@ class BlockSelector(Selector):
         return self._select_checked(vector, block_maxima(vector.view(np.uint32)), k)
 
     def select_sum(self, gradient: Float32, residual: Float32, k: int, out: Float32) -> SparseVector:
-        """See :meth:`Selector.select_sum`; ``accumulate`` finds the maxima while it adds."""
         self.allocate = self._workspace.get
         maxima = self.allocate("maxima", -(-len(out) // BLOCK), np.uint32)
         accumulate(gradient, residual, out, maxima)
         return self._select_checked(out, maxima, k)
 
     def _select_checked(self, vector: Float32, maxima: Bits, k: int) -> SparseVector:
-        check_finite(maxima)
+        if maxima.max(initial=0) >= INFINITY:
+            raise NonFiniteInput("cannot select from a vector that holds a NaN or an infinity")
         k = min(k, len(vector))
         return self.select_by_blocks(vector, maxima, k) if k else SparseVector.empty(len(vector))
 

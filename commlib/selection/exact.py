@@ -5,6 +5,8 @@ largest block maximum is a lower threshold as in the paper: few more than ``k`` 
 in about ``k`` blocks, so that the second pass leaves most of the vector unread.
 """
 
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 
@@ -23,17 +25,12 @@ class Exact(BlockSelector):
     """
 
     def select_by_blocks(self, vector: Float32, maxima: Bits, k: int) -> SparseVector:
-        candidates = None
+        reach, candidates = partial(reaching, vector, maxima, enough=k, allocate=self.allocate), None
         if 5 * k <= 4 * len(maxima):  # measured: nearer to all blocks, too many entries reach the threshold
-            lowest = kth_largest(maxima, k, spare=k // 16)
-            candidates = reaching(
-                vector, maxima, lowest, at_most=4 * k + BLOCK, enough=k, allocate=self.allocate
-            )
+            candidates = reach(kth_largest(maxima, k, spare=k // 16), at_most=4 * k + BLOCK)
         if candidates is None:
             lowest = kth_largest(vector.view(np.uint32), k, spare=k)
-            candidates = reaching(
-                vector, maxima, lowest, at_most=2 * k + BLOCK, enough=k, allocate=self.allocate
-            )
+            candidates = reach(lowest, at_most=2 * k + BLOCK)
         assert candidates is not None, "k + spare entries at most, and the ties of one block"
         return keep_largest(candidates, k)
 
@@ -86,15 +83,9 @@ def _descend(counts: Counts, k: int) -> tuple[int, int]:
 def _leading_histogram(bits: Bits) -> Counts:
     # Neighbours of equal exponent would wait for each other's increment: four tables take turns.
     tables = np.zeros((4, BINS), np.int64)
-    whole = len(bits) // 4 * 4
-    for i in range(0, whole, 4):
-        tables[0, (bits[i] & MAGNITUDE) >> LEADING] += 1
-        tables[1, (bits[i + 1] & MAGNITUDE) >> LEADING] += 1
-        tables[2, (bits[i + 2] & MAGNITUDE) >> LEADING] += 1
-        tables[3, (bits[i + 3] & MAGNITUDE) >> LEADING] += 1
-    for i in range(whole, len(bits)):
-        tables[0, (bits[i] & MAGNITUDE) >> LEADING] += 1
-    counts: Counts = tables[0] + tables[1] + tables[2] + tables[3]
+    for i in range(len(bits)):
+        tables[i & 3, (bits[i] & MAGNITUDE) >> LEADING] += 1
+    counts: Counts = tables.sum(axis=0)
     return counts
 
 
@@ -108,7 +99,7 @@ def _next_histogram(bits: Bits, prefix: np.uint32, shift: np.uint32) -> Counts:
         magnitude = bits[i] & MAGNITUDE
         agrees = magnitude >> known == prefix >> known
         tables[i & 3, (magnitude >> shift) & np.uint32(0x3FF) if agrees else others] += 1
-    counts: Counts = (tables[0] + tables[1] + tables[2] + tables[3])[:others]
+    counts: Counts = tables.sum(axis=0)[:others]
     return counts
 
 

@@ -6,10 +6,11 @@ step: until the gradient is computed, and until the mean is.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,11 @@ from commlib.exchange import ALL_ROWS, BucketExchange, Exchange, bucket_bounds, 
 from commlib.reducers import Report
 from commlib.tensorflow.tensors import (
     array_of,
-    as_slices,
+    as_tensor,
     check_gradients,
     cut_up,
     entries_of_rows,
     inputs_of,
-    made_dense,
     order_of,
     rows_of_entries,
     tensor_of,
@@ -59,18 +59,17 @@ def buckets_of(
     sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
     dense_sizes = [0 if table else size for size, table in zip(sizes, is_table, strict=True)]
     bounds = set() if bucket_bytes is None else set(bucket_bounds(dense_sizes, bucket_bytes))
-    buckets, low, is_open = list[Bucket](), 0, False
-    for number, (shape, size) in enumerate(zip(shapes, sizes, strict=True)):
-        if is_table[number]:
-            buckets.append(Bucket([number], size, shape))
-            is_open = False
-            continue
-        if not is_open or (low in bounds and buckets[-1].size):
-            buckets.append(Bucket([], 0))
-        last = buckets.pop()
-        buckets.append(Bucket([*last.variables, number], last.size + size))
-        low, is_open = low + size, True
-    return buckets
+    buckets, low = list[list[int]](), 0
+    for number, size in enumerate(dense_sizes):
+        is_full = not buckets or is_table[number] or is_table[buckets[-1][-1]]
+        if is_full or (low in bounds and any(sizes[each] for each in buckets[-1])):
+            buckets.append([])
+        buckets[-1].append(number)
+        low += size
+    return [
+        Bucket(own, sum(sizes[number] for number in own), shapes[own[0]] if is_table[own[0]] else None)
+        for own in buckets
+    ]
 
 
 class DistributedGradients(Exchange):
@@ -134,7 +133,6 @@ class DistributedGradients(Exchange):
             overlap=overlap and is_cut,
         )
         self.exchange.guard = lambda: self.guard()  # which is set later
-        self.guard: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.sizes = [int(np.prod(shape, dtype=np.int64)) for shape in self._shapes]
         self.size = self.exchange.size
         self.overlaps = self.exchange.overlaps
@@ -152,9 +150,9 @@ class DistributedGradients(Exchange):
         return len(self._buckets)
 
     def switch(self, config: Mapping[str, Any]) -> None:
-        """Replace the reducer; the first step of the new one applies the residual of the old one.
+        """Replace the reducer, on all ranks together, as :meth:`BucketExchange.switch` does.
 
-        Functions that are traced already use the new one, too. All ranks call it together.
+        Functions that are traced already use the new one, too.
         """
         if self._gpu is not None:
             self._gpu.synchronize()  # TensorFlow may still read a mean whose memory is free by now
@@ -184,9 +182,9 @@ class DistributedGradients(Exchange):
         results = [tf.float32, tf.bool, *[tf.int64, tf.float32] * len(slices)]
         if self._gpu is not None:
             with tf.device(self._device):
-                found = tf.py_function(self._exchange_on_gpu, self._inputs(tensors), results)
+                found = tf.py_function(self._exchange_on_gpu, self.inputs(tensors), results)
         else:
-            given = self._submit_in_graph(tensors) if self.overlaps else self._inputs(tensors)
+            given = self.submit_in_graph(tensors) if self.overlaps else self.inputs(tensors)
             found = tf.numpy_function(self._exchange, given, results, stateful=True)
         mean, finite, *rows = found
         mean.set_shape([self.size])
@@ -200,44 +198,31 @@ class DistributedGradients(Exchange):
 
     def inputs(self, gradients: Sequence[Any]) -> list[Any]:
         """Return the arguments of ``submit_inputs``: a float32 vector a bucket, or rows and values."""
-        return self._inputs(self._tensors(gradients))
+        parts = self._by_bucket(self._tensors(gradients))
+        return [array for part in parts for array in inputs_of(part)]
 
     def submit_in_graph(self, gradients: Sequence[Any]) -> list[Any]:
         """Submit each bucket by an operation that runs as soon as the bucket's gradients are computed.
 
         For ``tf.function``, where it ``overlaps``; the results are for control dependencies.
         """
-        return self._submit_in_graph(self._tensors(gradients))
+        parts = self._by_bucket(self._tensors(gradients))
+        return [
+            tf.numpy_function(
+                partial(self._submit, number), inputs_of(parts[number]), tf.int64, stateful=True
+            )
+            for number in order_of(parts)
+        ]
 
     def _tensors(self, gradients: Sequence[Any]) -> list[Any]:
         """Return the gradients of tables as IndexedSlices, all others as dense tensors."""
         check_gradients(gradients, self._names)
-        return [
-            as_slices(gradient, name, shape) if table else made_dense(gradient, shape)
-            for gradient, name, shape, table in zip(
-                gradients, self._names, self._shapes, self._is_table, strict=True
-            )
-        ]
+        given = zip(gradients, self._names, self._shapes, self._is_table, strict=True)
+        return [as_tensor(*each) for each in given]
 
-    def _parts(self, tensors: Sequence[Any]) -> list[Any]:
-        """Return the gradients of each bucket: a list of tensors, or IndexedSlices."""
-        of_buckets = [[tensors[number] for number in bucket.variables] for bucket in self._buckets]
-        return [
-            own if bucket.table is None else own[0]
-            for own, bucket in zip(of_buckets, self._buckets, strict=True)
-        ]
-
-    def _inputs(self, tensors: Sequence[Any]) -> list[Any]:
-        return [array for part in self._parts(tensors) for array in inputs_of(part)]
-
-    def _submit_in_graph(self, tensors: Sequence[Any]) -> list[Any]:
-        """Submit the buckets in the order in which the graph yields the last of their gradients."""
-        parts = self._parts(tensors)
-        submits = {number: partial(self._submit, number) for number in order_of(parts)}
-        return [
-            tf.numpy_function(submit, inputs_of(parts[number]), tf.int64, stateful=True)
-            for number, submit in submits.items()
-        ]
+    def _by_bucket(self, tensors: Sequence[Any]) -> list[list[Any]]:
+        """Return the gradients of each bucket: tensors, or one IndexedSlices."""
+        return [[tensors[number] for number in bucket.variables] for bucket in self._buckets]
 
     # ------------------------------------------------------------------------ outside of graphs
 
@@ -246,9 +231,9 @@ class DistributedGradients(Exchange):
 
     def submit_inputs(self, inputs: Sequence[Any]) -> None:
         """Submit the whole gradient as ``inputs`` returned it: eager tensors, or arrays."""
-        arrays = iter([array_of(each, self.topology.world.arrays) for each in inputs])
-        for number, bucket in enumerate(self._buckets):
-            self.exchange.submit(number, self._gradient(bucket, *_taken(arrays, bucket)))
+        arrays = [array_of(each, self.topology.world.arrays) for each in inputs]
+        for number, own in enumerate(self._cut(arrays)):
+            self.exchange.submit(number, self._gradient(number, *own))
 
     def wait(self) -> tuple[Array, Report]:
         """See :meth:`Exchange.wait`; the mean is an array of NumPy or CuPy, as gradients are exchanged."""
@@ -264,19 +249,20 @@ class DistributedGradients(Exchange):
 
     def sum_of(self, inputs: Sequence[Any], more: Sequence[Any]) -> list[Any]:
         """Return the sum of two gradients, as ``inputs`` returns them; rows of tables follow each other."""
-        added, pairs = list[Any](), iter(zip(inputs, more, strict=True))
-        for bucket in self._buckets:
-            for own, other in _taken(pairs, bucket):
-                added.append(own + other if bucket.table is None else tf.concat([own, other], axis=0))
-        return added
+        return [
+            own + other if bucket.table is None else tf.concat([own, other], axis=0)
+            for bucket, pairs in zip(self._buckets, self._cut(zip(inputs, more, strict=True)), strict=True)
+            for own, other in pairs
+        ]
 
     def divided(self, inputs: Sequence[Any], parts: int) -> list[Any]:
         """Return a gradient, as ``inputs`` returns it, divided by ``parts``."""
-        result, arrays = list[Any](), iter(inputs)
-        for bucket in self._buckets:
-            *rows, values = _taken(arrays, bucket)
-            result += [*rows, values / parts]
-        return result
+        return [each for *rows, values in self._cut(inputs) for each in (*rows, values / parts)]
+
+    def _cut(self, inputs: Iterable[Any]) -> list[list[Any]]:
+        """Return the inputs of each bucket: one of a vector, two of a table."""
+        rest = iter(inputs)
+        return [list(islice(rest, 1 if bucket.table is None else 2)) for bucket in self._buckets]
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
@@ -292,7 +278,7 @@ class DistributedGradients(Exchange):
     def _submit(self, number: int, *arrays: Array) -> np.int64:
         """Submit a bucket, on a thread of TensorFlow's; an array keeps TensorFlow's memory in use."""
         if not self._is_rehearsing:
-            gradient = self._gradient(self._buckets[number], *arrays)
+            gradient = self._gradient(number, *arrays)
             with self._lock:
                 self.exchange.submit(number, gradient)
         return np.int64(number)
@@ -315,13 +301,9 @@ class DistributedGradients(Exchange):
             mean, report = self.exchange.wait()
             return tensor_of(mean), tf.constant(report.finite)
 
-    def _gradient(self, bucket: Bucket, *arrays: Array) -> Any:
-        return arrays[0] if bucket.table is None else entries_of_rows(arrays[0], arrays[1], bucket.table)
-
-
-def _taken(values: Iterator[Any], bucket: Bucket) -> list[Any]:
-    """Return the next values, of a bucket: one of a vector, two of a table."""
-    return [next(values) for _ in range(1 if bucket.table is None else 2)]
+    def _gradient(self, bucket: int, *arrays: Array) -> Any:
+        shape = self._buckets[bucket].table
+        return arrays[0] if shape is None else entries_of_rows(arrays[0], arrays[1], shape)
 
 
 def _slices(rows: Any, values: Any, given: Any, shape: tuple[int, ...]) -> Any:

@@ -73,13 +73,10 @@ def check_gradients(gradients: Sequence[Any], names: Sequence[str]) -> None:
         warnings.warn(f"gradients: the loss does not depend on {without}: taken as zero", stacklevel=4)
 
 
-def made_dense(gradient: Any, shape: tuple[int, ...]) -> Any:
-    """Return a dense tensor, of zeros where there is no gradient."""
-    return tf.zeros(shape) if gradient is None else tf.convert_to_tensor(gradient)
-
-
-def as_slices(gradient: Any, name: str, shape: tuple[int, ...]) -> Any:
-    """Return the IndexedSlices of a table, without rows where there is no gradient; refuse a dense tensor."""
+def as_tensor(gradient: Any, name: str, shape: tuple[int, ...], is_table: bool) -> Any:
+    """Return a dense tensor, or the IndexedSlices of a table; zeros, or no rows, for no gradient."""
+    if not is_table:
+        return tf.zeros(shape) if gradient is None else tf.convert_to_tensor(gradient)
     if gradient is None:
         return tf.IndexedSlices(tf.zeros([0, *shape[1:]]), tf.zeros([0], tf.int64))
     if not isinstance(gradient, tf.IndexedSlices):
@@ -87,37 +84,27 @@ def as_slices(gradient: Any, name: str, shape: tuple[int, ...]) -> Any:
     return gradient
 
 
-def flattened(tensors: Sequence[Any]) -> Any:
-    """Return the entries of tensors, one after the other, as one float32 tensor."""
-    if not tensors:
-        return tf.zeros([0])
-    return tf.concat([tf.cast(tf.reshape(tensor, [-1]), tf.float32) for tensor in tensors], axis=0)
+def inputs_of(bucket: Sequence[Any]) -> list[Any]:
+    """Return the inputs of an operation: all entries of tensors, or the rows and values of IndexedSlices."""
+    first = bucket[0]
+    if isinstance(first, tf.IndexedSlices):
+        return [tf.cast(first.indices, tf.int64), tf.cast(first.values, tf.float32)]
+    return [tf.concat([tf.cast(tf.reshape(tensor, [-1]), tf.float32) for tensor in bucket], axis=0)]
 
 
-def tensors_of(part: Any) -> list[Any]:
-    """Return the tensors of a bucket, which is a list of tensors or IndexedSlices."""
-    return [part.indices, part.values] if isinstance(part, tf.IndexedSlices) else part
-
-
-def inputs_of(part: Any) -> list[Any]:
-    """Return a bucket's inputs of an operation: its entries, or the rows and values of IndexedSlices."""
-    if not isinstance(part, tf.IndexedSlices):
-        return [flattened(part)]
-    return [tf.cast(part.indices, tf.int64), tf.cast(part.values, tf.float32)]
-
-
-def order_of(parts: Sequence[Any]) -> list[int]:
+def order_of(buckets: Sequence[Sequence[Any]]) -> list[int]:
     """Return the numbers of buckets in the order in which the graph yields the last tensor of each.
 
     The tape adds the operations of backpropagation in the order in which it goes through the model. Without
     a graph the last bucket is first.
     """
-    backwards = list(range(len(parts)))[::-1]
+    backwards = list(range(len(buckets)))[::-1]
     if tf.executing_eagerly():
         return backwards
     graph = tf.compat.v1.get_default_graph()
     places = {id(operation): place for place, operation in enumerate(graph.get_operations())}
-    return sorted(backwards, key=lambda each: max(places.get(id(t.op), 0) for t in tensors_of(parts[each])))
+    parts = [tf.nest.flatten(bucket, expand_composites=True) for bucket in buckets]
+    return sorted(backwards, key=lambda each: max(places.get(id(tensor.op), 0) for tensor in parts[each]))
 
 
 def tensorflow_device(gpu: int) -> str:

@@ -21,7 +21,6 @@ from commlib.exchange import BucketExchange, check_config, check_variables
 from commlib.reducers import Report
 from commlib.topology import Topology
 from commlib.torch.ranks import check_process_group
-from commlib.torch.tensors import with_arrays, with_tensors
 from commlib.trace import Recorder
 from commlib.transport.base import Closing
 from commlib.vectors import Float32
@@ -47,9 +46,6 @@ class _Bucket:
         """The gradient in float32; where it is float32, this is the memory of DDP."""
         gradient: Float32 = self.buffer.detach().float().numpy()
         return gradient
-
-    def set_mean(self, mean: Float32) -> None:
-        self.future.set_result(torch.from_numpy(mean).to(self.buffer.dtype))
 
 
 def register(
@@ -131,10 +127,7 @@ class DistributedGradients(Closing):
         return {name: residual[self._places[name]] for name in self._parameters}
 
     def switch(self, config: Mapping[str, Any]) -> None:
-        """Replace the reducer; the first step of the new one applies the residual of the old one.
-
-        All ranks call it together, between two steps.
-        """
+        """Replace the reducer, on all ranks together; its first step applies the old one's residual."""
         self.config = check_config(config)
         if self.exchange is not None:
             self.exchange.switch(self.config)
@@ -245,7 +238,7 @@ class DistributedGradients(Closing):
         else:
             parts = [np.concatenate([mean[self._places[name]] for name in each.names]) for each in buckets]
         for each, part in zip(buckets, parts, strict=True):
-            each.set_mean(part)
+            each.future.set_result(torch.from_numpy(part).to(each.buffer.dtype))
 
     def _make_exchange(self, layout: Layout) -> None:
         """Make the reducers of these buckets; the residuals of the reducers before them follow."""
@@ -304,3 +297,23 @@ def _parameters(ddp: DistributedDataParallel) -> dict[str, torch.Tensor]:
         if parameter.device.type != "cpu":
             raise InvalidArgument(f"{name}: expected a parameter on the CPU, got one on {parameter.device}")
     return found
+
+
+def with_tensors(state: Any) -> Any:
+    """Return a state for ``torch.save``: tensors for arrays, which share their memory, and plain numbers."""
+    if isinstance(state, dict):
+        return {key: with_tensors(each) for key, each in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(with_tensors(each) for each in state)
+    if isinstance(state, np.ndarray):
+        return torch.from_numpy(state)
+    return state.item() if isinstance(state, np.generic) else state
+
+
+def with_arrays(state: Any) -> Any:
+    """Return a state of ``with_tensors`` with arrays in place of tensors, which share their memory."""
+    if isinstance(state, dict):
+        return {key: with_arrays(each) for key, each in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(with_arrays(each) for each in state)
+    return state.numpy() if isinstance(state, torch.Tensor) else state

@@ -13,8 +13,8 @@ from commlib.exchange import BucketExchange, check_config
 from commlib.reducers import Report
 from commlib.rounds import OuterSgd, Rounds
 from commlib.topology import Topology
+from commlib.torch.gradients import with_arrays, with_tensors
 from commlib.torch.ranks import broadcast
-from commlib.torch.tensors import with_arrays, with_tensors
 from commlib.transport.base import Closing
 from commlib.vectors import Float32
 
@@ -127,7 +127,6 @@ class LocalSteps(Closing):
         self._taken, self._before = state["taken"], state["before"]
 
     def close(self) -> None:
-        """Free what the reducer has made; all ranks call it together. The topology stays open."""
         for handle in self._handles:
             handle.remove()
         self.exchange.close()

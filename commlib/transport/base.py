@@ -53,7 +53,6 @@ class Requests(Request):
         self._requests = requests
 
     def wait(self) -> None:
-        """Wait for each of them."""
         for request in self._requests:
             request.wait()
 
@@ -123,18 +122,17 @@ class Communicator(Closing, ABC):
     def split(self, color: int) -> "Communicator":
         """Return a communicator of the ranks that gave the same color (0 or more), ordered by rank."""
 
-    @abstractmethod
     def allgather_ints(self, values: Sequence[int]) -> Integers:
         """Return every rank's ``values`` (a few 64-bit integers), shape ``(size, len(values))``."""
+        return self.start_allgather_ints(values)()
 
+    @abstractmethod
     def start_allgather_ints(self, values: Sequence[int]) -> Callable[[], Integers]:
         """Start ``allgather_ints``; the call that is returned waits for its result and returns that.
 
         Other messages may travel meanwhile. All ranks start their exchanges of integers over a communicator
-        in the same order. A transport without such exchanges waits here.
+        in the same order.
         """
-        rows = self.allgather_ints(values)
-        return lambda: rows
 
     @abstractmethod
     def alltoall_ints(self, values: Sequence[int]) -> Integers:
@@ -146,11 +144,11 @@ class Communicator(Closing, ABC):
 
     @abstractmethod
     def _send(self, array: Array, destination: int) -> Request:
-        """Start sending a contiguous array, which stays untouched until the request is waited for."""
+        """See ``send``, which counts the bytes."""
 
     @abstractmethod
     def _receive(self, array: Array, source: int) -> Request:
-        """Start receiving into a contiguous array of exactly the length that was sent."""
+        """See ``receive``."""
 
     def send(self, array: Array, destination: int) -> Request:
         """Start sending a contiguous array, which stays untouched until the request is waited for."""
@@ -232,19 +230,12 @@ class Communicator(Closing, ABC):
         Empty arrays are not sent. ``incoming`` is overwritten; the own part is copied, unless it is the same
         array.
         """
-        requests = []
-        for step in range(1, self.size):
-            source = (self.rank - step) % self.size
-            if incoming[source].size:
-                requests.append(self.receive(incoming[source], source))
-        for step in range(1, self.size):
-            destination = (self.rank + step) % self.size
-            if outgoing[destination].size:
-                requests.append(self.send(outgoing[destination], destination))
+        others = [(self.rank + step) % self.size for step in range(1, self.size)]
+        requests = [self.receive(incoming[each], each) for each in reversed(others) if incoming[each].size]
+        requests += [self.send(outgoing[each], each) for each in others if outgoing[each].size]
         if incoming[self.rank] is not outgoing[self.rank]:
             incoming[self.rank][...] = outgoing[self.rank]
-        for request in requests:
-            request.wait()
+        Requests(requests).wait()
 
     def reduce_scatter(
         self, vector: Float32, bounds: npt.NDArray[np.int64], workspace: Workspace | None = None
@@ -307,10 +298,6 @@ class ForwardingCommunicator(Communicator):
 
     def watchdog(self, seconds: float) -> Watchdog:
         return self._inner.watchdog(seconds)
-
-    def allgather_ints(self, values: Sequence[int]) -> Integers:
-        self.start()
-        return self._inner.allgather_ints(values)
 
     def start_allgather_ints(self, values: Sequence[int]) -> Callable[[], Integers]:
         self.start()
@@ -389,7 +376,7 @@ class Ring:
 
     def first_entries(self, bounds: Index) -> Index:
         """Return where the pieces begin of float32 parts with these bounds."""
-        step = self._entries(np.dtype(np.float32))
+        step = self._comm.eager_bytes // np.dtype(np.float32).itemsize
         return np.concatenate([np.arange(low, high, step) for low, high in pairwise(bounds.tolist())])
 
     def allgather_messages(self, own: Array, allocate: Callable[[int, int], Array]) -> list[Array]:
@@ -406,12 +393,8 @@ class Ring:
 
     def _pieces(self, array: Array) -> list[Array]:
         """Cut an array into messages that are sent at once, so that a hop begins while the last one ends."""
-        step = self._entries(array.dtype)
+        step = self._comm.eager_bytes // array.dtype.itemsize
         return [array[start : start + step] for start in range(0, len(array), step)]
-
-    def _entries(self, dtype: Any) -> int:
-        """Return how many entries of a type are sent at once."""
-        return int(self._comm.eager_bytes // dtype.itemsize)
 
     def _send(self, array: Array) -> Request:
         """Start sending to the right neighbour.

@@ -19,7 +19,10 @@ Action = Callable[[], None]
 
 
 class Task:
-    """A thread of a rank, as the clock sees it. The run does not wait for threads ``in_background``."""
+    """A thread of a rank, as the clock sees it. It acquires ``gate`` before it runs, and after each wait.
+
+    The run does not wait for threads ``in_background``.
+    """
 
     def __init__(self, rank: int, *, in_background: bool = False) -> None:
         self.rank, self.in_background = rank, in_background
@@ -53,18 +56,14 @@ class Clock:
         """Return the thread that ``rank`` has from the start."""
         return self._tasks[rank][0]
 
-    def begin(self, task: Task) -> None:
-        """Block until ``task`` may run for the first time."""
-        task.gate.acquire()
-
     def end(self, task: Task) -> None:
         """Let others run, as a thread in the background has ended."""
         self._tasks[task.rank].remove(task)
         self.next()
 
-    def at(self, time: float, action: Action) -> None:
-        """Schedule ``action`` at ``time``, which is not before now."""
-        self._schedule(time, None, action)
+    def at(self, time: float, action: Action, task: Task | None = None) -> None:
+        """Schedule ``action`` at ``time``, which is not before now; it resumes ``task`` if there is one."""
+        heapq.heappush(self._events, (time, next(self._order), task, action))
 
     def wait(self, task: Task, is_over: Callable[[], bool], what: str) -> None:
         """Block until ``is_over()``; others run meanwhile. Code that makes it true calls :meth:`wake`.
@@ -107,10 +106,7 @@ class Clock:
             task.gate.release()
 
     def _resume(self, task: Task) -> None:
-        self._schedule(self.time, task, task.gate.release)
-
-    def _schedule(self, time: float, task: Task | None, action: Action) -> None:
-        heapq.heappush(self._events, (time, next(self._order), task, action))
+        self.at(self.time, task.gate.release, task)
 
 
 class Line:
@@ -192,12 +188,10 @@ class Cluster:
             port.leave()
 
         def take_card() -> None:
-            card.enter(lambda: clock.at(clock.time + size * link.beta * crowding(), leave))
+            crowding = link.incast if sum(count > 0 for count in heading.values()) > 1 else 1.0
+            clock.at(clock.time + size * link.beta * crowding, leave)
 
-        def crowding() -> float:
-            return link.incast if sum(count > 0 for count in heading.values()) > 1 else 1.0
-
-        port.enter(lambda: clock.at(clock.time + link.alpha, take_card))
+        port.enter(lambda: clock.at(clock.time + link.alpha, lambda: card.enter(take_card)))
 
     def meeting_seconds(self, members: Sequence[int], integers: int) -> float:
         """Return the seconds that an exchange of a few integers among ranks takes."""

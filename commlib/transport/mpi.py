@@ -13,7 +13,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from commlib.agreement import differences, differing
 from commlib.arrays import Array
@@ -21,7 +20,7 @@ from commlib.errors import LaunchError, PeerFailed, RanksDisagree
 from commlib.transport.base import Communicator, Integers, Request, check_color
 from commlib.transport.ending import Watch
 from commlib.transport.verified import VERIFY, verified
-from commlib.transport.watchdog import Watchdog, watchdog_of
+from commlib.transport.watchdog import MPIWatchdog, Watchdog
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -94,7 +93,8 @@ class MPICommunicator(Communicator):
         self.mpi = MPI  # an import takes longer than most of what is done with it in a step
         self._handle, self._watch = comm, watch
         self._naps = os.environ.get(YIELDS) == "1"
-        self._world_ranks = _world_ranks(comm)
+        world = MPI.COMM_WORLD.Get_group()
+        self._world_ranks = list(comm.Get_group().Translate_ranks(None, world))
         self._watchdogs: list[Watchdog] = []
 
     def __str__(self) -> str:
@@ -118,12 +118,6 @@ class MPICommunicator(Communicator):
             comm = self._comm.Split(check_color(color), self.rank)
         return MPICommunicator(comm, self._watch)
 
-    def allgather_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
-        if not values:
-            self._wait_for_all(self._comm.Ibarrier())
-            return np.empty((self.size, 0), np.int64)
-        return self.start_allgather_ints(values)()
-
     def start_allgather_ints(self, values: Sequence[int]) -> Callable[[], Integers]:
         mine = np.array([len(values), *values], np.int64)
         everyone = np.empty((self.size, len(mine)), np.int64)
@@ -140,7 +134,7 @@ class MPICommunicator(Communicator):
 
         return wait
 
-    def alltoall_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+    def alltoall_ints(self, values: Sequence[int]) -> Integers:
         received = np.empty(self.size, np.int64)
         self._wait_for_all(self._comm.Ialltoall(np.array(values, np.int64), received))
         return received
@@ -179,8 +173,6 @@ class MPICommunicator(Communicator):
             raise PeerFailed(f"{self}, in an exchange with all ranks: {error}") from error
 
     def start_thread(self, body: Callable[[], None]) -> threading.Thread:
-        """See :meth:`Communicator.start_thread`; it goes before others where the system permits that."""
-
         def prioritized() -> None:
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), EXCHANGE_NICENESS)
@@ -189,7 +181,9 @@ class MPICommunicator(Communicator):
         return super().start_thread(prioritized)
 
     def watchdog(self, seconds: float) -> Watchdog:
-        self._watchdogs.append(watchdog_of(self._comm, seconds, self._watch.waiting_since))
+        if self.mpi.Query_thread() < self.mpi.THREAD_MULTIPLE:  # two threads must not call MPI at once
+            return super().watchdog(seconds)
+        self._watchdogs.append(MPIWatchdog(self._comm.Dup(), seconds, self._watch.waiting_since))
         return self._watchdogs[-1]
 
     def _send(self, array: Array, destination: int) -> Request:
@@ -243,28 +237,9 @@ class MPICommunicator(Communicator):
         return piece
 
 
-def _world_ranks(comm: "MPI.Comm") -> list[int]:
-    """Return the ranks in ``MPI.COMM_WORLD`` of all ranks of ``comm``."""
-    from mpi4py import MPI
-
-    return list(comm.Get_group().Translate_ranks(None, MPI.COMM_WORLD.Get_group()))
-
-
 def _pieces(array: Array) -> list[Array]:
     data = array.reshape(-1).view(np.uint8)
-    if 0 < len(data) <= PIECE_BYTES:
-        return [data]
     return [data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES)]
-
-
-def _yield_when_oversubscribed() -> None:
-    """Make waiting ranks yield the processor where a node has more ranks than cores.
-
-    Open MPI polls while it waits; then a polling rank slows down the one that it waits for.
-    """
-    ranks_here = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
-    if ranks_here > len(os.sched_getaffinity(0)):
-        os.environ.setdefault(YIELDS, "1")
 
 
 LAUNCH = "start them with: cloudtrain launch -np {0} CONFIG, or: cloudtrain launch -np {0} -- python my.py"
@@ -311,7 +286,8 @@ def world(*, verify: bool = False) -> Communicator:
     Raises :class:`commlib.errors.LaunchError` where the launcher has started another number of ranks than MPI
     sees, as ``horovodrun --gloo`` and its elastic jobs do, or the ``mpirun`` of another MPI.
     """
-    _yield_when_oversubscribed()
+    if int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")) > len(os.sched_getaffinity(0)):
+        os.environ.setdefault(YIELDS, "1")
     os.environ.setdefault(EAGER_LIMIT, str(EAGER_BYTES))
     from mpi4py import MPI
 

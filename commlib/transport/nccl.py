@@ -20,7 +20,6 @@ that. Unlike MPI, NCCL hangs if a message has another length than its receipt.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -29,7 +28,7 @@ import numpy as np
 from commlib.arrays import Array, is_on_gpu
 from commlib.errors import InvalidArgument, PeerFailed
 from commlib.transport import mpi
-from commlib.transport.base import Communicator, ForwardingCommunicator, Request
+from commlib.transport.base import Communicator, ForwardingCommunicator, Request, Requests
 
 GPUArray: TypeAlias = Any  # CuPy's arrays, which have no types
 
@@ -95,11 +94,10 @@ class GPUCommunicator(ForwardingCommunicator):
     def start(self) -> None:
         """Start the messages that are queued."""
         messages, self._posted = self._posted, []
-        if not messages:
-            return
-        done = self._on_stream(lambda: self._move(messages))
-        for message in messages:
-            message.done = done
+        if messages:
+            done = self._on_stream(lambda: self._move(messages))
+            for message in messages:
+                message.done = done
 
     def _on_stream(self, launch: Callable[[], None]) -> Any:
         """Launch work on the own stream, after that of the current one; return the event of its end."""
@@ -153,32 +151,26 @@ class NCCLCommunicator(GPUCommunicator):
             return
         if parts[self.rank] is not own:
             parts[self.rank][...] = own
-        self._count_as_ring([part.nbytes for part in parts])
-        if self.size == 1 or not any(part.nbytes for part in parts):
+        lengths = [part.nbytes for part in parts]
+        right, left = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        self.sent_bytes[right] += sum(lengths) - lengths[right]
+        self.received_bytes[left] += sum(lengths) - lengths[self.rank]
+        if self.size == 1 or not any(lengths):
             return
         self.start()
-        gather = self._gather_at_once if _are_contiguous(parts) else self._broadcast_each
-        done = self._on_stream(lambda: gather(parts))
+        done = self._on_stream(lambda: self._gather(parts))
         self.arrays.cuda.get_current_stream().wait_event(done)
 
-    def _gather_at_once(self, parts: Sequence[GPUArray]) -> None:
+    def _gather(self, parts: Sequence[GPUArray]) -> None:
         with self._group("all-gather"):
-            first, own = parts[0].data.ptr, parts[self.rank]
-            assert own.flags.c_contiguous
-            length, kind = self._bytes_of(own)[1:]
-            self._nccl.allGather(own.data.ptr, first, length, kind, self._stream.ptr)
-
-    def _broadcast_each(self, parts: Sequence[GPUArray]) -> None:
-        with self._group("all-gather"):
+            if _are_contiguous(parts):
+                address, length, kind = self._bytes_of(parts[self.rank])
+                self._nccl.allGather(address, parts[0].data.ptr, length, kind, self._stream.ptr)
+                return
             for source, part in enumerate(parts):
                 if part.nbytes:
                     address, length, kind = self._bytes_of(part)
                     self._nccl.broadcast(address, address, length, kind, source, self._stream.ptr)
-
-    def _count_as_ring(self, lengths: Sequence[int]) -> None:
-        right, left = (self.rank + 1) % self.size, (self.rank - 1) % self.size
-        self.sent_bytes[right] += sum(lengths) - lengths[right]
-        self.received_bytes[left] += sum(lengths) - lengths[self.rank]
 
     def _bytes_of(self, array: GPUArray) -> tuple[int, int, int]:
         assert array.flags.c_contiguous
@@ -208,7 +200,8 @@ class StagedCommunicator(GPUCommunicator):
 
     def _move(self, messages: Sequence[_Posted]) -> None:
         stream, control = self._stream, self._inner
-        buffers = [self._pinned(message.array.nbytes) for message in messages]
+        pinned, lengths = self.arrays.cuda.alloc_pinned_memory, [each.array.nbytes for each in messages]
+        buffers = [np.frombuffer(pinned(length), np.uint8, length) for length in lengths]
         for message, buffer in zip(messages, buffers, strict=True):
             if message.sends:
                 message.array.data.copy_to_host_async(buffer.ctypes.data, len(buffer), stream)
@@ -222,12 +215,8 @@ class StagedCommunicator(GPUCommunicator):
         for receipt, message, buffer in receipts:
             receipt.wait()
             message.array.data.copy_from_host_async(buffer.ctypes.data, len(buffer), stream)
-        for request in sent:
-            request.wait()
+        Requests(sent).wait()
         self._staged = buffers
-
-    def _pinned(self, length: int) -> Array:
-        return np.frombuffer(self.arrays.cuda.alloc_pinned_memory(length), np.uint8, length)
 
 
 def world(*, between: str = "nccl", share_gpus: bool = False) -> GPUCommunicator:
@@ -272,8 +261,16 @@ def obstacle(control: Communicator, *, share_gpus: bool = False) -> str | None:
     device.use()
     if share_gpus:
         os.environ[HOST_ID] = f"{control.host}-{number}"
-    own = _RankGPU(control.host, os.environ.get(HOST_ID, control.host), device.pci_bus_id)
-    return _shared_gpu(control.allgather_objects(own))
+    own = control.host, os.environ.get(HOST_ID, control.host), device.pci_bus_id
+    gpus = control.allgather_objects(own)
+    for rank, (host, host_for_nccl, gpu) in enumerate(gpus):
+        first = gpus.index((host, host_for_nccl, gpu))
+        if first < rank:
+            return (
+                f"ranks {first} and {rank} share GPU {gpu} of {host}, and NCCL wants one for each rank: "
+                "start fewer there, or, for tests, nccl.world(share_gpus=True)"
+            )
+    return None
 
 
 def missing() -> str | None:
@@ -304,26 +301,6 @@ def _cupy() -> ModuleType:
 def _communicator(control: Communicator, between: str) -> GPUCommunicator:
     spans_machines = len(set(control.allgather_objects(control.host))) > 1
     return (StagedCommunicator if spans_machines and between == "mpi" else NCCLCommunicator)(control, between)
-
-
-@dataclass(frozen=True)
-class _RankGPU:
-    """A rank's machine, the machine's name for NCCL, and the rank's GPU there."""
-
-    host: str
-    host_for_nccl: str
-    gpu: str
-
-
-def _shared_gpu(gpus: Sequence[_RankGPU]) -> str | None:
-    for rank, gpu in enumerate(gpus):
-        others = [other for other in range(rank) if gpus[other] == gpu]
-        if others:
-            return (
-                f"ranks {others[0]} and {rank} share GPU {gpu.gpu} of {gpu.host}, and NCCL wants "
-                "one for each rank: start fewer there, or, for tests, nccl.world(share_gpus=True)"
-            )
-    return None
 
 
 @contextmanager

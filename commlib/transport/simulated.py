@@ -13,7 +13,6 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from commlib.arrays import Array
 from commlib.errors import InvalidArgument, PeerFailed
@@ -45,7 +44,6 @@ class _Meeting:
     def __init__(self, size: int) -> None:
         self.values: list[Any] = [None] * size
         self.missing = size
-        self.result: Any = None
         self.is_over = False
 
 
@@ -151,7 +149,7 @@ class _Background(threading.Thread):
     def run(self) -> None:
         job, task = self._job, self._task
         job.background[threading.get_ident()] = task
-        job.clock.begin(task)
+        task.gate.acquire()
         if job.processors is not None:
             job.processors.begin(task)
         try:
@@ -201,14 +199,12 @@ class SimulatedCommunicator(Communicator):
         self.pass_time(lambda: clock.time >= end, "computing")
 
     def start_thread(self, body: Callable[[], None]) -> threading.Thread:
-        """See :meth:`Communicator.start_thread`; the thread runs in virtual time, beside the rank's own."""
         task = self._job.clock.add(Task(self._world_rank, in_background=True))
         thread = _Background(self, self._job, task, body)
         thread.start()
         return thread
 
     def condition(self) -> threading.Condition:
-        """See :meth:`Communicator.condition`; waiting takes virtual time."""
         return _Condition(self)
 
     def _transport(self) -> AbstractContextManager[None]:
@@ -222,7 +218,7 @@ class SimulatedCommunicator(Communicator):
 
     def _free(self) -> None:
         """Wait for all ranks: freeing is collective under MPI, and tests shall find a rank that does not."""
-        self._meet([], list, 0)
+        self._meet([], 0)
 
     def split(self, color: int) -> "SimulatedCommunicator":
         colors = self.allgather_objects(check_color(color))
@@ -232,34 +228,30 @@ class SimulatedCommunicator(Communicator):
         members = [self._members[rank] for rank in ranks]
         return SimulatedCommunicator(self._job, key, ranks.index(self.rank), members)
 
-    def allgather_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
-        return self.start_allgather_ints(values)()
-
     def start_allgather_ints(self, values: Sequence[int]) -> Callable[[], Integers]:
-        meeting = self._join(list(values), list, len(values))
+        gathered = self._start_meeting(list(values), len(values))
 
         def wait() -> Integers:
-            rows = self._result(meeting)
-            if any(len(row) != len(values) for row in rows):
-                lengths = [len(row) for row in rows]
+            rows = gathered()
+            lengths = [len(row) for row in rows]
+            if lengths != [len(values)] * self.size:
                 raise PeerFailed(f"{self}: expected {len(values)} integers from every rank, got {lengths}")
             return np.array(rows, np.int64).reshape(self.size, len(values))
 
         return wait
 
-    def alltoall_ints(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
-        given = self._meet(list(values), lambda each: np.array(each, np.int64), 1)
-        return given[:, self.rank].copy()
+    def alltoall_ints(self, values: Sequence[int]) -> Integers:
+        return np.array([row[self.rank] for row in self._meet(list(values), 1)], np.int64)
 
     def allgather_objects(self, value: Any) -> list[Any]:
-        return copy.deepcopy(self._meet(value, list, 1))
+        return copy.deepcopy(self._meet(value, 1))
 
-    def _meet(self, value: Any, gather: Callable[[list[Any]], Any], integers: int) -> Any:
-        """Contribute ``value`` and return ``gather`` of all values, at the time of the last contribution."""
-        return self._result(self._join(value, gather, integers))
+    def _meet(self, value: Any, integers: int) -> list[Any]:
+        """Return the ``value`` of every rank, in rank order; all ranks share the list."""
+        return self._start_meeting(value, integers)()
 
-    def _join(self, value: Any, gather: Callable[[list[Any]], Any], integers: int) -> _Meeting:
-        """Contribute ``value`` to the next meeting of the ranks, which begins when the last of them has."""
+    def _start_meeting(self, value: Any, integers: int) -> Callable[[], list[Any]]:
+        """Contribute ``value`` to a meeting that begins with the last rank's; return the wait for its end."""
         self._expect_open()
         with self._transport():
             self._meetings += 1
@@ -269,16 +261,15 @@ class SimulatedCommunicator(Communicator):
             meeting.missing -= 1
             if meeting.missing == 0:
                 del self._job.meetings[key]
-                meeting.result = gather(meeting.values)
                 cluster = self._job.cluster
                 end = self.now() + cluster.meeting_seconds(self._members, integers)
                 self._job.clock.at(end, lambda: self._end(meeting))
-        return meeting
 
-    def _result(self, meeting: _Meeting) -> Any:
-        """Wait until a meeting is over, and return its result."""
-        self.pass_time(lambda: meeting.is_over, "meeting the other ranks")
-        return meeting.result
+        def wait() -> list[Any]:
+            self.pass_time(lambda: meeting.is_over, "meeting the other ranks")
+            return meeting.values
+
+        return wait
 
     def _end(self, meeting: _Meeting) -> None:
         meeting.is_over = True
@@ -314,8 +305,7 @@ class SimulatedCommunicator(Communicator):
 
     def _receive_message(self, source: int, allocate: Callable[[int], Array]) -> Array:
         self._expect_open()
-        receipt = self._post(_Receipt(self, source, allocate), source)
-        return receipt.take()
+        return self._post(_Receipt(self, source, allocate), source).take()
 
 
 def run(
@@ -358,7 +348,7 @@ def run(
     results: list[Any] = [None] * world_size
 
     def body(rank: int) -> None:
-        clock.begin(clock.own(rank))
+        clock.own(rank).gate.acquire()
         if clock.failures:
             return
         try:

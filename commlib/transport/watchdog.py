@@ -43,31 +43,6 @@ class _BoundedWait:
     since: float
 
 
-@dataclass(frozen=True)
-class Stall:
-    """Where the ranks are, as one that has waited for ``seconds`` at ``place`` knows it.
-
-    ``elsewhere``: the places of ranks that wait elsewhere; ``missing``: ranks that do not wait.
-    """
-
-    seconds: float
-    place: str
-    elsewhere: Mapping[int, str]
-    missing: list[int]
-
-    def __str__(self) -> str:
-        parts = [f"has waited {self.seconds:.0f} s for other ranks at {self.place}"]
-        if self.missing:
-            parts.append(f"ranks {self.missing} have not come")
-        by_place: dict[str, list[int]] = {}
-        for rank, place in sorted(self.elsewhere.items()):
-            by_place.setdefault(place, []).append(rank)
-        if not self.missing and not self.elsewhere:
-            parts.append("all have come, and the exchange does not end")
-        parts += [f"ranks {ranks} wait at {place}" for place, ranks in by_place.items()]
-        return "; ".join(parts)
-
-
 class MPIWatchdog(Watchdog):
     """Ends the MPI job when this rank has waited longer than ``seconds``.
 
@@ -118,26 +93,19 @@ class MPIWatchdog(Watchdog):
         """Exchange places with the others that wait, until this wait is over or has to end."""
         self._received()  # discard reports of earlier waits
         reports: dict[int, tuple[str, float]] = {}
-        reported = math.inf
+        reported = -math.inf
         while self._current() == wait:
             now = time.monotonic()
-            if reported == math.inf or now - reported > self._interval:
+            if now - reported > self._interval:
                 self._report(wait.place)
                 reported = now
             reports |= {rank: (place, now) for rank, place in self._received().items()}
             places = {rank: place for rank, (place, at) in reports.items() if now - at < 2.5 * self._interval}
-            stall = self._stall(wait, now, places)
             # Not earlier, even if all wait at different places: one may still be in an exchange that others
             # have left. The extra interval is for reports of ranks whose waits are as long.
-            if stall.seconds > self._seconds + self._interval and self._current() == wait:
-                self._abort(str(stall))
+            if now - wait.since > self._seconds + self._interval and self._current() == wait:
+                self._abort(now - wait.since, wait.place, places)
             time.sleep(self._interval / 4)
-
-    def _stall(self, wait: _BoundedWait, now: float, places: Mapping[int, str]) -> Stall:
-        others = [rank for rank in range(self._comm.Get_size()) if rank != self._comm.Get_rank()]
-        elsewhere = {rank: place for rank, place in places.items() if place != wait.place}
-        missing = [rank for rank in others if rank not in places]
-        return Stall(now - wait.since, wait.place, elsewhere, missing)
 
     def _report(self, place: str) -> None:
         self._sent = [request for request in self._sent if not request.Test()]
@@ -154,10 +122,24 @@ class MPIWatchdog(Watchdog):
             places[status.source] = self._comm.recv(source=status.source)
         return places
 
-    def _abort(self, text: str) -> None:
+    def _abort(self, seconds: float, place: str, places: Mapping[int, str]) -> None:
         rank, size = self._comm.Get_rank(), self._comm.Get_size()
+        missing = [other for other in range(size) if other != rank and other not in places]
         time.sleep(LAST_REPORTS_AFTER_SECONDS * rank / size)  # usually only the lowest rank prints
-        abort(f"rank {rank} of {size} on {socket.gethostname()} {text}\n", FAILED)
+        stall = describe_stall(seconds, place, places, missing)
+        abort(f"rank {rank} of {size} on {socket.gethostname()} {stall}\n", FAILED)
+
+
+def describe_stall(seconds: float, place: str, places: Mapping[int, str], missing: list[int]) -> str:
+    """Return what a rank that waits at ``place`` knows: ``places`` where others wait, ``missing`` ranks."""
+    elsewhere: dict[str, list[int]] = {}
+    for rank, there in sorted(places.items()):
+        if there != place:
+            elsewhere.setdefault(there, []).append(rank)
+    parts = [f"ranks {missing} have not come"] if missing else []
+    parts += [f"ranks {ranks} wait at {there}" for there, ranks in elsewhere.items()]
+    text = "; ".join(parts) or "all have come, and the exchange does not end"
+    return f"has waited {seconds:.0f} s for other ranks at {place}; {text}"
 
 
 def check_seconds(seconds: float) -> float:
@@ -165,15 +147,3 @@ def check_seconds(seconds: float) -> float:
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
         raise InvalidArgument(f"timeout: expected seconds above 0, or None to wait for ever, got {seconds!r}")
     return float(seconds)
-
-
-def watchdog_of(comm: "MPI.Comm", seconds: float, waiting_since: Callable[[], float | None]) -> Watchdog:
-    """Return a watchdog of the ranks of ``comm``, which all call this together; see :class:`MPIWatchdog`.
-
-    It does nothing where MPI may not be called by two threads at once.
-    """
-    from mpi4py import MPI
-
-    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-        return Watchdog()
-    return MPIWatchdog(comm.Dup(), seconds, waiting_since)

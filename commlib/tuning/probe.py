@@ -22,8 +22,7 @@ from commlib.kernels import kernels_of
 from commlib.network import Link, Network
 from commlib.topology import Topology
 from commlib.transport.base import Communicator
-from commlib.vectors import Float32, SparseVector
-from commlib.wire import Codec
+from commlib.vectors import Float32
 
 FORMAT = 2  # of the file
 WIRES = ("fp32", "gap+fp16")  # the codecs that are measured and chosen from
@@ -64,9 +63,13 @@ class Candidate:
     wire: str | None = None
     options: str = "{}"
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options other than density, the wire codec among them."""
+        return ({"wire": self.wire} if self.wire else {}) | json.loads(self.options)
+
     def __str__(self) -> str:
-        others = [f"{name}={value}" for name, value in json.loads(self.options).items()]
-        given = [self.wire, *others] if self.wire else others
+        given = [value if name == "wire" else f"{name}={value}" for name, value in self.given.items()]
         return f"{self.reducer} with {', '.join(given)}" if given else self.reducer
 
 
@@ -130,9 +133,10 @@ class Profile:
     def check(self, job: Job) -> None:
         """Raise ``InvalidArgument`` where the profile was measured in another job than this one."""
         if self.job != job:
-            raise InvalidArgument(
-                one_line(f"expected a profile of {job}, got one of {self.job}{_which(self.job, job)}")
-            )
+            which = ""  # where the summaries of both jobs are equal
+            if str(self.job) == str(job):
+                which = f" ({list(self.job.processors)} there, {list(job.processors)} here)"
+            raise InvalidArgument(one_line(f"expected a profile of {job}, got one of {self.job}{which}"))
 
 
 def _trial(content: Mapping[str, Any]) -> Trial:
@@ -141,13 +145,6 @@ def _trial(content: Mapping[str, Any]) -> Trial:
     if not (trial.size > 0 and 0 < trial.density <= 1 and trial.seconds > 0):
         raise ValueError(f"trials: expected a size, a density and seconds above 0, got {shown(content)}")
     return trial
-
-
-def _which(there: Job, here: Job) -> str:
-    """Return what differs, where the summaries of both jobs are equal."""
-    if str(there) != str(here):
-        return ""
-    return f" ({list(there.processors)} there, {list(here.processors)} here)"
 
 
 Float64 = npt.NDArray[np.float64]
@@ -168,9 +165,8 @@ class Gradients:
         self.size = size
         generator = np.random.default_rng(SEED)
         scales = np.exp(generator.normal(size=LAYERS)).astype(np.float32)
-        lasting, noise = generator.standard_t(DEGREES_OF_FREEDOM, (2, size)).astype(np.float32)
         self._scale = scales[np.arange(size) * LAYERS // size]
-        self._lasting = lasting
+        self._lasting, noise = generator.standard_t(DEGREES_OF_FREEDOM, (2, size)).astype(np.float32)
         self._sums: dict[int, tuple[Float64, Float64]] = {}
         self._noise = np.tile(noise, 2)  # drawn once: every window of it is a rotation, as good as a new draw
 
@@ -181,7 +177,7 @@ class Gradients:
         gradient *= self._scale
         return gradient
 
-    def sum_of(self, ranks: int) -> "tuple[Float64, Float64]":
+    def sum_of(self, ranks: int) -> tuple[Float64, Float64]:
         """Return the sums over ranks, in float64, of the gradients of step 0 and of their magnitudes.
 
         They are stored: the results of one candidate after the other are compared with them.
@@ -222,14 +218,11 @@ def job_of(topology: Topology) -> Job:
 
 def implausible(profile: Profile) -> str | None:
     """Return what no link can be like in one line; ``None`` if the measured ones are plausible."""
-    ranks = profile.job.ranks_of_nodes
-    intra, inter = profile.network.intra.alpha, profile.network.inter.alpha
-    for alpha, longest, where, is_there in (
-        (intra, 1e-3, "inside a node", max(ranks) > 1),
-        (inter, 0.1, "between nodes", len(ranks) > 1),
-    ):
-        if is_there and alpha > longest:
-            return f"a latency of {alpha * 1e3:.3g} ms {where}"
+    ranks, network = profile.job.ranks_of_nodes, profile.network
+    if max(ranks) > 1 and network.intra.alpha > 1e-3:
+        return f"a latency of {network.intra.alpha * 1e3:.3g} ms inside a node"
+    if len(ranks) > 1 and network.inter.alpha > 0.1:
+        return f"a latency of {network.inter.alpha * 1e3:.3g} ms between nodes"
     return None
 
 
@@ -275,11 +268,10 @@ def _incast(topology: Topology, inter: Link) -> float:
 
 
 def _shift(comm: Communicator, outgoing: npt.NDArray[np.uint8], incoming: npt.NDArray[np.uint8]) -> None:
-    if comm.size == 1:
-        return
-    receipt = comm.receive(incoming, (comm.rank - 1) % comm.size)
-    comm.send(outgoing, (comm.rank + 1) % comm.size).wait()
-    receipt.wait()
+    if comm.size > 1:
+        receipt = comm.receive(incoming, (comm.rank - 1) % comm.size)
+        comm.send(outgoing, (comm.rank + 1) % comm.size).wait()
+        receipt.wait()
 
 
 def slowest(world: Communicator, action: Callable[[], object]) -> float:
@@ -316,11 +308,7 @@ def _speeds(world: Communicator) -> Speeds:
         place=seconds(lambda: selected[0].subtract_from(out)) / many,
         entry=seconds(lambda: kernels.sum_sparse(selected)) / (ADDED_UP * many),
         code={
-            wire: seconds(lambda: _code(codec, selected[0])) / many  # noqa: B023
+            wire: seconds(lambda: codec.decode(codec.encode(selected[0]), size)) / many  # noqa: B023
             for wire, codec in ((wire, kernels.make_codec(wire)) for wire in WIRES)
         },
     )
-
-
-def _code(codec: Codec, vector: SparseVector) -> SparseVector:
-    return codec.decode(codec.encode(vector), vector.size)

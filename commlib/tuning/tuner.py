@@ -1,6 +1,5 @@
 """Choose the fastest reducer, by the cost model and by measured steps (:mod:`commlib.tuning.tuner`)."""
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf, log
@@ -122,13 +121,7 @@ def choose(profile: Profile, nodes: Sequence[Sequence[int]], size: int, density:
         gain = 1 - seconds[fastest] / seconds[DENSE]
         least = f"the spread of {spread:.0%}" if spread > LEAST_GAIN else f"{LEAST_GAIN:.0%}"
         why += f"; {fastest} would gain {gain:.0%}, less than {least}"
-    return Choice(
-        reducer=best.reducer,
-        options=({"wire": best.wire} if best.wire else {}) | json.loads(best.options),
-        seconds=seconds[best],
-        dense_seconds=seconds[DENSE],
-        reason=why,
-    )
+    return Choice(best.reducer, best.given, seconds[best], seconds[DENSE], reason=why)
 
 
 def choose_buckets(profile: Profile, case: Case, reducer: str, options: Mapping[str, Any]) -> int:
@@ -176,9 +169,11 @@ def expect(profile: Profile, case: Case) -> dict[Candidate, float]:
     none, in the trials of other candidates).
     """
     known = candidates(between_nodes=_is_between(case.nodes))
-    trials = [trial for trial in profile.trials if trial.candidate in known]
-    predicted = {trial: _predict(profile, _case_of(trial, case), trial.candidate) for trial in trials}
-    ratios = {trial: trial.seconds / seconds for trial, seconds in predicted.items()}
+    ratios = {
+        trial: trial.seconds / _predict(profile, _case_of(trial, case), trial.candidate)
+        for trial in profile.trials
+        if trial.candidate in known
+    }
     expected = {}
     for candidate in known:
         own = [trial for trial in ratios if trial.candidate == candidate]
@@ -207,10 +202,8 @@ def _nearest(trials: Sequence[Trial], case: Case) -> list[Trial]:
 
 def settings(case: Case, candidate: Candidate) -> dict[str, Any]:
     """Return the options that the candidate is made with."""
-    given: dict[str, Any] = {"wire": candidate.wire} if candidate.wire else {}
-    if reducer_class(candidate.reducer).sparse:
-        given["density"] = case.density
-    return given | json.loads(candidate.options)
+    density = {"density": case.density} if reducer_class(candidate.reducer).sparse else {}
+    return density | candidate.given
 
 
 def _predict(profile: Profile, case: Case, candidate: Candidate) -> float:
@@ -272,8 +265,7 @@ def try_out(
     """
     if topology.world.size == 1:
         return profile
-    generated = Gradients(size)
-    world = topology.world
+    generated, world = Gradients(size), topology.world
     gradients = [world.arrays.asarray(generated.of(world.rank, step)) for step in range(GRADIENTS)]
     del generated  # it is larger than a reducer
     for density in densities:
@@ -286,15 +278,10 @@ def try_out(
         attempts: list[list[Trial]] = []
         while len(attempts) < ATTEMPTS and min(map(_widest, attempts), default=inf) > WIDE:
             seconds = _seconds_in_turns(topology, case, last, gradients)
-            attempts.append(
-                [
-                    Trial(candidate, size, density, _median(taken), _spread(taken))
-                    for candidate, taken in zip(last, seconds, strict=True)
-                ]
-            )
-        before = [
-            each for each in profile.trials if _case_of(each, case) != case or each.candidate not in last
-        ]
+            pairs = zip(last, seconds, strict=True)
+            attempts.append([Trial(each, size, density, _median(own), _spread(own)) for each, own in pairs])
+        again = [trial for trial in _trials(profile, case) if trial.candidate in last]
+        before = [trial for trial in profile.trials if trial not in again]
         profile = replace(profile, trials=(*before, *min(attempts, key=_widest)))
     return profile
 
@@ -376,14 +363,8 @@ def choose_within(bytes_per_step: float, nodes: Sequence[Sequence[int]], size: i
     steps = {each: max(1, ceil(of_rank / bytes_per_step)) for each, of_rank in sent.items()}
     best = min(sent, key=lambda each: (steps[each], -sent[each]))
     exchange = f"{sent[best] / 1e3:.3g} kB a rank and exchange, one every {steps[best]} steps"
-    return Choice(
-        reducer=best.reducer,
-        options=({"wire": best.wire} if best.wire else {}) | json.loads(best.options),
-        seconds=0.0,
-        dense_seconds=0.0,
-        reason=f"{best}: {exchange}; {case}, at most {bytes_per_step / 1e3:.3g} kB a step",
-        local_steps=steps[best],
-    )
+    why = f"{best}: {exchange}; {case}, at most {bytes_per_step / 1e3:.3g} kB a step"
+    return Choice(best.reducer, best.given, 0.0, 0.0, reason=why, local_steps=steps[best])
 
 
 def _bytes_of_rank(case: Case, candidate: Candidate) -> float:

@@ -72,20 +72,20 @@ class Codec:
     """
 
     def __init__(self, indices: IndexCodec, values: ValueCodec) -> None:
-        self._indices = indices
-        self._values = values
+        self.indices = indices
+        self.values = values
 
     @property
     def lossless(self) -> bool:
         """Whether decoding returns exactly the encoded values."""
-        return self._values.lossless
+        return self.values.lossless
 
     def message_bytes(self, entries: int, size: int) -> int:
         """Return the bytes of a message; where the indices take a varying number of bytes, the most."""
         if entries == 0:
             return 0
-        sparse = self._indices.message_bytes(entries, size) + self._values.message_bytes(entries)
-        return min(sparse, self._values.message_bytes(size))
+        sparse = self.indices.message_bytes(entries, size) + self.values.message_bytes(entries)
+        return min(sparse, self.values.message_bytes(size))
 
     def encode(self, vector: SparseVector, allocate: Callable[[int], Message] | None = None) -> Message:
         """Return a new array of bytes.
@@ -94,15 +94,15 @@ class Codec:
         the memory of a dense vector.
         """
         if vector.indices is None:
-            return self._values.encode(vector.values if allocate else vector.to_dense())
+            return self.values.encode(vector.values if allocate else vector.to_dense())
         if vector.nnz == 0:
             return module_of(vector.values).empty(0, np.uint8)
-        indices = self._indices.encode(vector.indices, vector.size)
-        sparse = len(indices) + self._values.message_bytes(vector.nnz)
-        if sparse >= self._values.message_bytes(vector.size):
-            return self._values.encode(vector.to_dense())
+        indices = self.indices.encode(vector.indices, vector.size)
+        sparse = len(indices) + self.values.message_bytes(vector.nnz)
+        if sparse >= self.values.message_bytes(vector.size):
+            return self.values.encode(vector.to_dense())
         out = allocate(sparse) if allocate else None
-        return np.concatenate([indices, self._values.encode(vector.values)], out=out)
+        return np.concatenate([indices, self.values.encode(vector.values)], out=out)
 
     def decode(self, message: Message, size: int) -> SparseVector:
         """Return the vector of ``size`` entries that ``message`` holds; it may share the message's memory.
@@ -111,26 +111,25 @@ class Codec:
         """
         if len(message) == 0:
             return SparseVector.empty(size, module_of(message))
-        if len(message) == self._values.message_bytes(size):
-            return SparseVector(size, None, self._values.decode(message, size))
+        if len(message) == self.values.message_bytes(size):
+            return SparseVector(size, None, self.values.decode(message, size))
         try:
             return self._decode_sparse(message, size)
         except InvalidArgument as error:
             raise InvalidArgument(f"message: {len(message)} bytes are no vector of {size} entries") from error
 
     def _decode_sparse(self, message: Message, size: int) -> SparseVector:
-        indices, values = self._indices.decode(message, size, self._values.message_bytes)
-        expected = self._values.message_bytes(len(indices))
+        indices, values = self.indices.decode(message, size, self.values.message_bytes)
+        expected = self.values.message_bytes(len(indices))
         if len(values) != expected:
             raise InvalidArgument(f"values: expected {expected} bytes, got {len(values)}")
-        return SparseVector(size, indices, self._values.decode(values, len(indices)))
+        return SparseVector(size, indices, self.values.decode(values, len(indices)))
 
 
 class Raw32(IndexCodec):
     """Indices of 32 bits, 64 past 2³¹ − 1."""
 
     def message_bytes(self, entries: int, size: int) -> int:
-        """See :meth:`IndexCodec.message_bytes`; exact."""
         return entries * index_dtype(size).itemsize
 
     def encode(self, indices: Index, size: int) -> Message:
@@ -176,7 +175,6 @@ class Fp32(Plain):
 
     lossless = True
     dtype = np.dtype(np.float32)
-    largest = float(np.finfo(np.float32).max)
 
 
 class Fp16(Plain):

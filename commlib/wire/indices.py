@@ -69,7 +69,6 @@ class Bitmap(IndexCodec):
     """A bit for every entry (SpCCL): shorter than plain indices if more than one entry in 32 is sent."""
 
     def message_bytes(self, entries: int, size: int) -> int:
-        """See :meth:`IndexCodec.message_bytes`; exact."""
         return bytes_of_bits(size)
 
     def encode(self, indices: Index, size: int) -> Message:
@@ -115,8 +114,7 @@ class Gap(IndexCodec):
     """
 
     def message_bytes(self, entries: int, size: int) -> int:
-        """See :meth:`IndexCodec.message_bytes`; met by gaps of multiples of ``2ᵇ`` to the end."""
-        return _header_bytes(size) + bytes_of_bits(_most_bits(entries, size))
+        return index_dtype(size).itemsize + bytes_of_bits(_most_bits(entries, size))
 
     def encode(self, indices: Index, size: int) -> Message:
         entries = len(indices)
@@ -126,7 +124,7 @@ class Gap(IndexCodec):
         return np.concatenate([header, words.view(np.uint8)[: bytes_of_bits(bits)]])
 
     def decode(self, message: Message, size: int, value_bytes: Callable[[int], int]) -> tuple[Index, Message]:
-        header = _header_bytes(size)
+        header = index_dtype(size).itemsize
         entries = int.from_bytes(message[:header].tobytes(), "little")
         values_from = len(message) - value_bytes(entries)
         if not (0 < entries <= size and values_from <= self.message_bytes(entries, size)):
@@ -139,10 +137,6 @@ class Gap(IndexCodec):
         if find_ones(words, entries * shift, indices) < entries or _unpack(words, shift, indices) >= size:
             raise InvalidArgument(f"gap: expected {entries} indices below {size}, got others")
         return indices, message[values_from:]
-
-
-def _header_bytes(size: int) -> int:
-    return index_dtype(size).itemsize
 
 
 def _most_bits(entries: int, size: int) -> int:

@@ -138,7 +138,8 @@ def _quantize(
         else:
             _find_levels(magnitudes, largest, rounds, own_levels, borders)
             _encode(magnitudes, own_bits, borders, own_codes)
-        _pack(own_codes.view(np.uint64), bits, _codes_of(bucket, codes, bits))
+        packed = codes[bucket * BUCKET * bits // 8 : (bucket + 1) * BUCKET * bits // 8]
+        _pack(own_codes.view(np.uint64), bits, packed)
 
 
 @compiled
@@ -229,12 +230,6 @@ def _encode(integers: Integers, own_bits: Integers, borders: Integers, codes: Co
 
 
 @compiled
-def _codes_of(bucket: int, codes: Codes, bits: int) -> Codes:
-    bucket_bytes = BUCKET * bits // 8
-    return codes[bucket * bucket_bytes : (bucket + 1) * bucket_bytes]
-
-
-@compiled
 def _masks(bits: int) -> Words:
     """Return the masks of a word of eight codes after two, four and eight codes were joined."""
     masks = np.empty(3, np.uint64)
@@ -269,11 +264,8 @@ def _restore(
         own = values[bucket * BUCKET : (bucket + 1) * BUCKET]
         of_code[:classes] = levels[bucket * classes : (bucket + 1) * classes]
         of_code[classes:] = np.float32(0) - of_code[:classes]  # which makes no -0 of a 0
-        _unpack(
-            codes[bucket * BUCKET * bits // 8 :][: (len(own) * bits + 7) // 8],
-            bits,
-            own_codes.view(np.uint64),
-        )
+        packed = codes[bucket * BUCKET * bits // 8 :][: (len(own) * bits + 7) // 8]
+        _unpack(packed, bits, own_codes.view(np.uint64))
         for i in range(len(own)):
             own[i] = of_code[own_codes[i]]
         for i in range(bucket * EXACT, min((bucket + 1) * EXACT, len(exact))):

@@ -7,14 +7,21 @@ r"""Sources of samples: a class for each format of central storage.
 (3, (2, 2, 1), [b'\x07\x07\x07\x07'])
 """
 
-from datacache.sources.arrays import Arrays, StoredArrays
+from datacache.sources.arrays import CIFAR10, Arrays, StoredArrays
 from datacache.sources.base import Source, StoredSource, manifest_of
-from datacache.sources.cifar import CIFAR10
 from datacache.sources.image_folder import ImageFolder
 from datacache.sources.lmdb import LMDB
-from datacache.sources.text import LabelledText, ParallelText, TextLines, pack_pair, unpack_pair
+from datacache.sources.text import (
+    Encoder,
+    LabelledText,
+    ParallelText,
+    TextLines,
+    Tokenized,
+    pack_pair,
+    unpack_pair,
+    unpack_tokens,
+)
 from datacache.sources.tfrecord import TFRecord
-from datacache.sources.tokenized import Encoder, Tokenized, unpack_tokens
 
 __all__ = [
     "CIFAR10",

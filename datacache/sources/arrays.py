@@ -1,19 +1,19 @@
-"""Samples that are arrays, in memory or in ``.npy`` files."""
+"""Samples that are arrays: in memory, in ``.npy`` files, or CIFAR-10 in its authors' binary version."""
 
 import io
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from datacache.errors import SourceChanged
+from datacache.errors import BadSample, SourceChanged
 from datacache.manifest import Manifest
 from datacache.order import Ids
 from datacache.sources.base import Source, StoredSource, check_ids, stamps
-from datacache.storage import File, ProgressCallback, no_report
+from datacache.storage import File, ProgressCallback, no_report, progress
 
 Images = npt.NDArray[np.uint8]
 npy: Any = np.lib.format  # without types
@@ -124,3 +124,91 @@ def _check_images(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> No
 def _check_labels(path: str, labels: npt.NDArray[Any], samples: int) -> None:
     if labels.shape != (samples,) or labels.dtype.kind not in "iu":
         raise ValueError(f"{path}: expected integers ({samples},), got {labels.dtype} {labels.shape}")
+
+
+# ------------------------------------------------------------------------------------- CIFAR-10
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+PARTS = {
+    "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+    "test": ("test_batch.bin",),
+}
+VERSION = "CIFAR-10's binary version"
+SIDE, CHANNELS = 32, 3
+LABEL_BYTES, PIXEL_BYTES = 1, CHANNELS * SIDE * SIDE
+RECORD_BYTES = LABEL_BYTES + PIXEL_BYTES
+BLOCK_RECORDS = 2048  # of one read of the scan: 6 MiB
+
+
+class CIFAR10(StoredSource):
+    """The records of ``data_batch_1.bin`` … ``data_batch_5.bin``, or of ``test_batch.bin``.
+
+    Files hold a red, a green and a blue plane; payloads are uint8 ``(32, 32, 3)``. The scan reads every byte
+    once, because the labels are between the pixels.
+    """
+
+    payload = "array"
+
+    def __init__(
+        self, url: str, *, part: Literal["train", "test"] = "train", storage: Mapping[str, Any] | None = None
+    ) -> None:
+        if part not in PARTS:
+            raise ValueError(f"part: expected one of {', '.join(PARTS)}, got {part!r}")
+        super().__init__(url, storage=storage)
+        self._names = PARTS[part]
+
+    def files(self, report: ProgressCallback = no_report) -> list[File]:
+        return [self._file(name) for name in self._names]
+
+    def scan(self, report: ProgressCallback = no_report) -> Manifest:
+        files = self.files()
+        counts = [self._count(file) for file in files]
+        add = progress(sum(file.size for file in files), report)
+        labels = self._storage.in_parallel(lambda file: self._labels(file, add), files)
+        first_records = [RECORD_BYTES * np.arange(count, dtype=np.int64) for count in counts]
+        return self._manifest(
+            files,
+            file=np.repeat(np.arange(len(files), dtype=np.int32), counts),
+            start=LABEL_BYTES + np.concatenate(first_records),
+            sizes=np.full(sum(counts), PIXEL_BYTES, np.int64),
+            labels=np.concatenate(labels),
+            classes=CLASSES,
+            shape=(SIDE, SIDE, CHANNELS),
+        )
+
+    def read(self, manifest: Manifest, ids: Ids) -> list[bytes]:
+        return [_interleave(planes) for planes in super().read(manifest, ids)]
+
+    def _file(self, name: str) -> File:
+        try:
+            return self._storage.file(name)
+        except FileNotFoundError as error:
+            expected = f"expected those of {VERSION}"
+            raise FileNotFoundError(f"{self.url}/{name}: no such file, {expected}") from error
+
+    def _count(self, file: File) -> int:
+        records, rest = divmod(file.size, RECORD_BYTES)
+        if rest or not records:
+            found = f"{file.size} bytes, {records} records and {rest} bytes"
+            expected = f"expected records of {RECORD_BYTES} bytes, got {found}"
+            raise ValueError(f"{self.url}/{file.path}: {expected}: cut off, or not of {VERSION}")
+        return records
+
+    def _labels(self, file: File, add: Callable[[int], None]) -> npt.NDArray[np.uint8]:
+        block_bytes = BLOCK_RECORDS * RECORD_BYTES
+        blocks = []
+        for start in range(0, file.size, block_bytes):
+            block = self._storage.read(file.path, start, min(block_bytes, file.size - start))
+            blocks.append(np.frombuffer(block, np.uint8)[::RECORD_BYTES].copy())
+            add(len(block))
+        labels = np.concatenate(blocks)
+        wrong = np.flatnonzero(labels >= len(CLASSES))
+        if len(wrong):
+            found = f"record {wrong[0]}: label: expected 0 … {len(CLASSES) - 1}, got {labels[wrong[0]]}"
+            raise BadSample(f"{self.url}/{file.path}: {found}: damaged, or not of {VERSION}")
+        return labels
+
+
+def _interleave(planes: bytes) -> bytes:
+    """Return pixels ``(height, width, channels)`` for planes ``(channels, height, width)``."""
+    return np.frombuffer(planes, np.uint8).reshape(CHANNELS, SIDE, SIDE).transpose(1, 2, 0).tobytes()

@@ -28,10 +28,7 @@ class Source(ABC):
 
     @abstractmethod
     def scan(self, report: ProgressCallback = no_report) -> Manifest:
-        """List the samples; ``ValueError`` if there are none, or files that the source does not expect.
-
-        ``report(done, total)`` counts folders, files, bytes or samples, as the source does.
-        """
+        """List the samples; ``ValueError`` if there are none, or files that the source does not expect."""
 
     @abstractmethod
     def read(self, manifest: Manifest, ids: Ids) -> list[bytes]:
@@ -42,13 +39,9 @@ class Source(ABC):
 
     @abstractmethod
     def check(self, manifest: Manifest) -> None:
-        """Raise ``SourceChanged`` if files were added, removed or changed since the manifest was made.
-
-        It lists the files and reads no samples.
-        """
+        """Raise ``SourceChanged`` if files were added, removed or changed; reads no samples."""
 
     def _manifest(self, files: Sequence[File], **columns: Any) -> Manifest:
-        """Return the manifest of samples in these files."""
         return Manifest(payload=self.payload, files=names(files), stamps=stamps(files), **columns)
 
 
@@ -76,39 +69,38 @@ def manifest_of(
 
 def superseded(folder: Path) -> set[str]:
     """Return the fingerprints of manifests that sources had before they changed."""
-    before: set[str] = set()
     check_folder(folder)
-    for path in folder.glob(f"manifest-*{_SUPERSEDED}"):
-        before |= set(read_file(path).decode().split())
-    if not before:
-        return before
-    return before - {_fingerprint(path) for path in folder.glob("manifest-*.npz")}
+    lines = [read_file(path).decode().split() for path in folder.glob(f"manifest-*{_SUPERSEDED}")]
+    before = {fingerprint for line in lines for fingerprint in line}
+    current = (_load(path) for path in (folder.glob("manifest-*.npz") if before else ()))
+    return before - {manifest.fingerprint for manifest in current if manifest is not None}
 
 
 def _scan(source: Source, path: Path | None, report: ProgressCallback) -> Manifest:
     manifest = source.scan(report)
     if path is not None:
-        before = _fingerprint(path)
-        if before is not None and before != manifest.fingerprint:
-            append_line(path.with_suffix(_SUPERSEDED), before)
+        before = _load(path)
+        if before is not None and before.fingerprint != manifest.fingerprint:
+            append_line(path.with_suffix(_SUPERSEDED), before.fingerprint)
         manifest.save(path)
     return manifest
 
 
-def _fingerprint(path: Path) -> str | None:
-    try:
-        return Manifest.load(path).fingerprint
-    except (OSError, ValueError):
-        return None
-
-
 def _stored(source: Source, path: Path) -> Manifest | None:
+    manifest = _load(path)
     try:
-        manifest = Manifest.load(path)
-        source.check(manifest)
+        if manifest is not None:
+            source.check(manifest)
     except (OSError, SourceChanged, ValueError):
         return None
     return manifest
+
+
+def _load(path: Path) -> Manifest | None:
+    try:
+        return Manifest.load(path)
+    except (OSError, ValueError):
+        return None
 
 
 class StoredSource(Source):
@@ -125,8 +117,7 @@ class StoredSource(Source):
     def ranges(self, manifest: Manifest, ids: Ids) -> list[Range]:
         """Return the range of each sample."""
         columns = (manifest.file, manifest.start, manifest.sizes)
-        of_files, starts, sizes = (column[ids].tolist() for column in columns)
-        rows = zip(of_files, starts, sizes, strict=True)
+        rows = zip(*(column[ids].tolist() for column in columns), strict=True)
         return [Range(manifest.files[file], start, size) for file, start, size in rows]
 
     def read(self, manifest: Manifest, ids: Ids) -> list[bytes]:
@@ -183,17 +174,16 @@ def labels_by_folder(
 
     Without ``classes`` they are all first folders, sorted by name.
     """
-    folders = {path.partition("/")[0] for path in paths}
     for path in paths:
         if "/" not in path:
             raise ValueError(f"{source}: expected samples in folders named like classes, got {path}")
+    of_paths = [path.partition("/")[0] for path in paths]
+    folders = set(of_paths)
     known = tuple(sorted(folders) if classes is None else classes)
-    unknown = sorted(folders - set(known))
-    if unknown:
+    if unknown := sorted(folders - set(known)):
         raise ValueError(
             f"{source}: {len(unknown)} of {len(folders)} folders are none of the {len(known)} classes given, "
             f"such as {unknown[0]}"
         )
     label = {name: number for number, name in enumerate(known)}
-    labels = (label[path.partition("/")[0]] for path in paths)
-    return np.fromiter(labels, np.int64, len(paths)), known
+    return np.array([label[name] for name in of_paths], np.int64), known

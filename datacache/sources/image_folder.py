@@ -36,7 +36,8 @@ class ImageFolder(StoredSource):
         self._classes = None if classes is None else tuple(classes)
 
     def files(self, report: ProgressCallback = no_report) -> list[File]:
-        return [file for file in self._storage.files(report) if _is_image(file.path)]
+        paths = ((file, file.path.lower()) for file in self._storage.files(report))
+        return [file for file, path in paths if path.endswith(ENDINGS) and "/." not in f"/{path}"]
 
     def scan(self, report: ProgressCallback = no_report) -> Manifest:
         files = self.files(report)
@@ -56,7 +57,3 @@ class ImageFolder(StoredSource):
     def ranges(self, manifest: Manifest, ids: Ids) -> list[Range]:
         # so that a file that grew is detected
         return [replace(wanted, whole=True) for wanted in super().ranges(manifest, ids)]
-
-
-def _is_image(path: str) -> bool:
-    return path.lower().endswith(ENDINGS) and not any(part.startswith(".") for part in path.split("/"))

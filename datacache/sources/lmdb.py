@@ -45,10 +45,13 @@ class LMDB(Source):
 
     def scan(self, report: ProgressCallback = no_report) -> Manifest:
         stamp = self._stamp()
-        sizes, labels = array("q"), array("q")
-        keys = Texts.of(self._keys(sizes, labels, report))
-        by_value = np.array(labels, np.int64), ()
-        numbers, classes = by_value if self._label_bytes else labels_by_folder(str(self._path), keys)
+        sizes, by_value = array("q"), array("q")
+        keys = Texts.of(self._keys(sizes, by_value, report))
+        classes: tuple[str, ...] = ()
+        if self._label_bytes:
+            labels = np.array(by_value, np.int64)
+        else:
+            labels, classes = labels_by_folder(str(self._path), keys)
         return Manifest(
             payload=self.payload,
             files=keys,
@@ -56,7 +59,7 @@ class LMDB(Source):
             file=np.arange(len(keys), dtype=np.int32),
             start=np.full(len(keys), self._label_bytes, np.int64),
             sizes=np.array(sizes, np.int64),
-            labels=numbers,
+            labels=labels,
             classes=classes,
         )
 
@@ -107,10 +110,8 @@ class LMDB(Source):
 
     def _stamp(self) -> np.uint64:
         data = self._path / "data.mdb" if self._path.is_dir() else self._path
-        written = self._opened().info()["last_txnid"]
-        info = data.stat()
-        stamp: np.uint64 = stamps([File("", info.st_size, f"{info.st_mtime_ns} {written}")])[0]
-        return stamp
+        written, info = self._opened().info()["last_txnid"], data.stat()
+        return stamps([File("", info.st_size, f"{info.st_mtime_ns} {written}")])[0]
 
     def _opened(self) -> lmdb.Environment:
         if self._environment is None or self._process != os.getpid():  # none may be used after a fork
@@ -119,9 +120,7 @@ class LMDB(Source):
         return self._environment
 
 
-_ENVIRONMENTS: "weakref.WeakValueDictionary[tuple[str, int], lmdb.Environment]" = (
-    weakref.WeakValueDictionary()
-)
+_ENVIRONMENTS = weakref.WeakValueDictionary[tuple[str, int], lmdb.Environment]()
 _OPENING = threading.Lock()
 
 
@@ -133,10 +132,9 @@ def _open(path: Path) -> lmdb.Environment:
         key = (os.path.realpath(path), os.getpid())
         environment = _ENVIRONMENTS.get(key)
         if environment is None:
+            options = {"subdir": path.is_dir(), "readonly": True, "lock": False, "readahead": False}
             try:
-                environment = lmdb.open(
-                    str(path), subdir=path.is_dir(), readonly=True, lock=False, readahead=False
-                )
+                environment = lmdb.open(str(path), **options)
             except lmdb.Error as error:
                 raise ValueError(f"{path}: expected an LMDB: {error}") from error
             _ENVIRONMENTS[key] = environment

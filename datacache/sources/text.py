@@ -1,23 +1,31 @@
-r"""Sources of UTF-8 text: lines end with ``\n``, the last one also with the file."""
+r"""Sources of UTF-8 text, whose lines end with ``\n``, the last one also with the file; and of its tokens."""
 
 import codecs
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from datacache.errors import BadSample
-from datacache.manifest import Manifest
+from datacache.manifest import Manifest, Texts
 from datacache.order import Flags, Ids
-from datacache.sources.base import StoredSource, check_ids
+from datacache.sources.base import Source, StoredSource, check_ids
 from datacache.storage import File, ProgressCallback, Range, Storage, no_report, progress
 
 BLOCK_BYTES = 8 << 20
 LONGEST_SHOWN = 60
+SCANNED_SAMPLES = 1 << 14  # that are read and encoded at a time
 Offsets = npt.NDArray[np.int64]
+Tokens = npt.NDArray[np.int32]
+
+_COLUMNS = {1: ("tokens",), 2: ("source_tokens", "target_tokens")}  # by how many lines a sample has
+_BYTES = "text_bytes"
+_OWN_COLUMNS = {_BYTES, *chain.from_iterable(_COLUMNS.values())}
+_INT32_BYTES = 4
 
 # The usual form of ATIS: "BOS show flights to boston EOS", a tab, a slot a word, and the intent.
 _ATIS = re.compile(rb"BOS (?P<text>.*?) EOS\t.*?(?P<label>\S+)\s*")
@@ -46,10 +54,7 @@ class Lines:
 
 
 def find_lines(storage: Storage, file: File, add: Callable[[int], None]) -> Lines:
-    """Return the lines of a file; ``add`` gets the bytes read.
-
-    Raises :class:`BadSample` with the offset of the first byte that is not UTF-8.
-    """
+    """Return the lines of a file; ``add`` gets the bytes read."""
     ends, solids = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     solid = 0  # bytes so far that are not white space
     last = b""
@@ -162,12 +167,12 @@ class LabelledText(_NamedFiles):
         if unknown := [number for number, name in enumerate(of_lines) if name not in index]:
             shown = f"line {unknown[0] + 1} has label {of_lines[unknown[0]]!r}"
             raise ValueError(f"{self.url}/{self._name}: {shown}, which is none of the {len(classes)} classes")
-        spans = np.array([(start, stop) for _, start, stop in found], np.int64).reshape(-1, 2)
+        starts, stops = np.array([span for _, *span in found], np.int64).reshape(-1, 2).T
         return self._manifest(
             files,
             file=np.zeros(len(found), np.int32),
-            start=lines.starts + spans[:, 0],
-            sizes=spans[:, 1] - spans[:, 0],
+            start=lines.starts + starts,
+            sizes=stops - starts,
             labels=np.array([index[name] for name in of_lines], np.int64),
             classes=classes,
         )
@@ -176,11 +181,9 @@ class LabelledText(_NamedFiles):
         """Return the label of a line, and where its text begins and ends in it."""
         match = _ATIS.fullmatch(line) or _TABBED.fullmatch(line)
         if match is None:
-            shown = line.decode()
-            shown = shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}…"
-            raise ValueError(
-                f"{self.url}/{self._name}: line {number}: expected label<TAB>text, got {shown!r}"
-            )
+            where, text = f"{self.url}/{self._name}: line {number}", line.decode()
+            shown = text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
+            raise ValueError(f"{where}: expected label<TAB>text, got {shown!r}")
         return match["label"].decode(), match.start("text"), match.end("text")
 
 
@@ -198,7 +201,15 @@ class ParallelText(_NamedFiles):
     def scan(self, report: ProgressCallback = no_report) -> Manifest:
         files = self.files()
         source, target = self._find_lines(files, report)
-        self._check_partners(source, target)
+        if len(source) != len(target):
+            longer = source if len(source) > len(target) else target
+            raise ValueError(
+                f"{self.url}: expected as many lines in both files, got {len(source)} in {source.path} and "
+                f"{len(target)} in {target.path}: line {min(len(source), len(target)) + 1} of {longer.path} "
+                "has no translation"
+            )
+        for lines in (source, target):
+            lines.check_none_blank(self.url)
         return self._manifest(
             files,
             file=np.zeros(len(source), np.int32),
@@ -215,20 +226,7 @@ class ParallelText(_NamedFiles):
         sources = _ranges(manifest.files[0], manifest.start[ids], source_bytes)
         targets = _ranges(manifest.files[1], manifest.more["target_start"][ids], target_bytes)
         lines = self.read_ranges(sources + targets)
-        pairs = zip(lines[: len(ids)], lines[len(ids) :], strict=True)
-        return [b"\n".join(pair) for pair in pairs]
-
-    def _check_partners(self, source: Lines, target: Lines) -> None:
-        """Raise ``ValueError`` that names the first line without a partner, or without text."""
-        if len(source) != len(target):
-            longer = source if len(source) > len(target) else target
-            raise ValueError(
-                f"{self.url}: expected as many lines in both files, got {len(source)} in {source.path} and "
-                f"{len(target)} in {target.path}: line {min(len(source), len(target)) + 1} of {longer.path} "
-                "has no translation"
-            )
-        for lines in (source, target):
-            lines.check_none_blank(self.url)
+        return [b"\n".join(pair) for pair in zip(lines[: len(ids)], lines[len(ids) :], strict=True)]
 
 
 def pack_pair(source: str, target: str) -> bytes:
@@ -253,3 +251,121 @@ def unpack_pair(payload: bytes | memoryview) -> tuple[str, str]:
 
 def _ranges(path: str, starts: Offsets, lengths: Offsets) -> list[Range]:
     return [Range(path, *each) for each in zip(starts.tolist(), lengths.tolist(), strict=True)]
+
+
+# --------------------------------------------------------------------------------------- tokens
+
+
+class Encoder(Protocol):
+    """What makes tokens of text."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of everything that the tokens depend on besides the text."""
+
+    def encode(self, texts: list[str]) -> Sequence[Sequence[int]]:
+        """Return the tokens of each text; any thread may call it."""
+
+
+class Tokenized(Source):
+    r"""The samples of a text source as tokens, int32: lines, or pairs of lines.
+
+    The manifest counts them: column ``tokens``, or ``source_tokens`` and ``target_tokens``.
+    :func:`unpack_tokens` reads a payload. The encoder's fingerprint is part of the manifest's, so nothing
+    that is cached for one vocabulary is used with another.
+
+    >>> import tempfile, pathlib
+    >>> class Bytes:
+    ...     fingerprint = "bytes"
+    ...     def encode(self, texts):
+    ...         return [list(text.encode()) for text in texts]
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> _ = (folder / "text").write_text("ab\nxyz\n")
+    >>> source = Tokenized(TextLines(str(folder), "text"), Bytes())
+    >>> manifest = source.scan()
+    >>> manifest.more["tokens"], unpack_tokens(source.read(manifest, np.array([1]))[0])
+    (array([2, 3]), (array([120, 121, 122], dtype=int32),))
+    """
+
+    payload = "text"
+
+    def __init__(self, source: Source, encoder: Encoder) -> None:
+        if source.payload != "text":
+            raise ValueError(f"source: expected one of text, got one of payload {source.payload!r}")
+        self._source = source
+        self._encoder = encoder
+        self._name = f"encoder {encoder.fingerprint}"
+        self._texts: tuple[str, Manifest] | None = None  # of the tokens' manifest with this fingerprint
+
+    def scan(self, report: ProgressCallback = no_report) -> Manifest:
+        texts = self._source.scan()
+        counts: list[npt.NDArray[np.int64]] = []
+        for start in range(0, len(texts), SCANNED_SAMPLES):
+            ids = np.arange(start, min(start + SCANNED_SAMPLES, len(texts)))
+            lines = self._encoded(texts, ids)
+            counts.append(np.array([[len(line) for line in of_sample] for of_sample in lines], np.int64))
+            report(int(ids[-1]) + 1, len(texts))
+        tokens = np.concatenate(counts)
+        columns = dict(zip(_COLUMNS[tokens.shape[1]], tokens.T, strict=True))
+        return replace(
+            texts,
+            files=Texts.of([*texts.files, self._name]),
+            stamps=np.append(texts.stamps, np.uint64(0)),
+            sizes=_INT32_BYTES * (tokens.shape[1] - 1 + tokens.sum(axis=1)),
+            more={**texts.more, **columns, _BYTES: texts.sizes},
+        )
+
+    def read(self, manifest: Manifest, ids: Ids) -> list[bytes]:
+        check_ids(manifest, ids)
+        return [_packed(lines) for lines in self._encoded(self._of_texts(manifest), ids)]
+
+    def texts(self, manifest: Manifest, ids: Ids) -> list[list[str]]:
+        """Return the text of each line of samples, as it was before it became tokens."""
+        check_ids(manifest, ids)
+        return self._lines(self._of_texts(manifest), ids)
+
+    def check(self, manifest: Manifest) -> None:
+        self._source.check(self._of_texts(manifest))
+
+    def _encoded(self, texts: Manifest, ids: Ids) -> list[list[Sequence[int]]]:
+        """Return the tokens of each line of samples."""
+        samples = self._lines(texts, ids)
+        encoded = iter(self._encoder.encode(list(chain.from_iterable(samples))))
+        return [[next(encoded) for _ in lines] for lines in samples]
+
+    def _lines(self, texts: Manifest, ids: Ids) -> list[list[str]]:
+        return [payload.decode().split("\n") for payload in self._source.read(texts, ids)]
+
+    def _of_texts(self, manifest: Manifest) -> Manifest:
+        """Return the manifest of the texts out of that of their tokens."""
+        if self._texts is None or self._texts[0] != manifest.fingerprint:
+            if manifest.files[-1] != self._name:
+                found = manifest.files[-1].removeprefix("encoder ")
+                expected = self._encoder.fingerprint
+                raise ValueError(f"manifest: expected tokens of encoder {expected}, got those of {found}")
+            more = {name: manifest.more[name] for name in manifest.more if name not in _OWN_COLUMNS}
+            texts = replace(
+                manifest,
+                files=manifest.files[:-1],
+                stamps=manifest.stamps[:-1],
+                sizes=manifest.more[_BYTES],
+                more=more,
+            )
+            self._texts = manifest.fingerprint, texts
+        return self._texts[1]
+
+
+def unpack_tokens(sample: bytes | npt.NDArray[np.uint8], *, pair: bool = False) -> tuple[Tokens, ...]:
+    """Return the tokens of a sample, as views of it: of its line, or of its two lines if it is a ``pair``."""
+    tokens = np.frombuffer(sample, np.int32)
+    if not pair:
+        return (tokens,)
+    if not len(tokens) or not 0 <= tokens[0] < len(tokens):
+        raise BadSample("tokens of two lines: expected how many the first one has, then these")
+    return tokens[1 : 1 + tokens[0]], tokens[1 + tokens[0] :]
+
+
+def _packed(lines: Sequence[Sequence[int]]) -> bytes:
+    """Return the tokens of a line, or those of two lines after how many the first one has."""
+    before = [len(lines[0])] if len(lines) == 2 else []
+    return np.fromiter(chain(before, *lines), np.int32).tobytes()

@@ -74,7 +74,7 @@ class TFRecord(StoredSource):
         )
 
     def _scan_file(self, file: File, add: Callable[[int], None]) -> npt.NDArray[np.int64]:
-        """Return the start and the bytes of each image, and its label, shape ``(records, 3)``."""
+        """Return the start and the bytes of each image, and its label: ``(records, 3)``."""
         found = array("q")
         for at, data in records(self._storage, file, add):
             try:
@@ -87,18 +87,19 @@ class TFRecord(StoredSource):
 
     def _locate(self, example: memoryview) -> tuple[int, int, int]:
         """Return the start of the image in the example, its bytes, and the label."""
-        features = _features(example, {self._image_key, self._label_key})
+        features = _features(example)
         for key in (self._image_key, self._label_key):
             if key not in features:
                 raise ValueError(f"has no feature {key.decode()!r}")
-        start, stop = _only_bytes(example, *features[self._image_key])
-        label = _only_integer(example, *features[self._label_key]) - self._label_offset
-        if label < 0:
-            raise ValueError(
-                f"label: expected at least {self._label_offset} (label_offset), got "
-                f"{label + self._label_offset}"
-            )
-        return start, stop - start, label
+        lists = _messages(example, *features[self._image_key], 1)
+        images = [item for one in lists for item in _messages(example, *one, 1)]
+        if len(images) != 1:
+            raise ValueError(f"image: expected a list of one string of bytes, got {len(images)}")
+        ((start, stop),) = images
+        label = _only_integer(example, *features[self._label_key])
+        if label < self._label_offset:
+            raise ValueError(f"label: expected at least {self._label_offset} (label_offset), got {label}")
+        return start, stop - start, label - self._label_offset
 
 
 def records(storage: Storage, file: File, add: Callable[[int], None]) -> Iterator[tuple[int, memoryview]]:
@@ -152,28 +153,16 @@ class _Window:
         return memoryview(self._data)[at : at + length]
 
 
-def _features(example: memoryview, wanted: set[bytes]) -> dict[bytes, tuple[int, int]]:
-    """Return start and end of the wanted features of an example."""
+def _features(example: memoryview) -> dict[bytes, tuple[int, int]]:
+    """Return start and end of each feature of an example."""
     found = {}
     for features in _messages(example, 0, len(example), 1):
         for entry in _messages(example, *features, 1):
-            key, value = b"", None
-            for number, start, stop in _fields(example, *entry):
-                if number == 1:
-                    key = bytes(example[start:stop])
-                elif number == 2:
-                    value = start, stop
-            if value is not None and key in wanted:
-                found[key] = value
+            parts = {number: (start, stop) for number, start, stop in _fields(example, *entry)}
+            if 2 in parts:
+                first, last = parts.get(1, (0, 0))
+                found[bytes(example[first:last])] = parts[2]
     return found
-
-
-def _only_bytes(example: memoryview, start: int, stop: int) -> tuple[int, int]:
-    """Return start and end of the only item of a feature's list of bytes."""
-    items = [item for one in _messages(example, start, stop, 1) for item in _messages(example, *one, 1)]
-    if len(items) != 1:
-        raise ValueError(f"image: expected a list of one string of bytes, got {len(items)}")
-    return items[0]
 
 
 def _only_integer(example: memoryview, start: int, stop: int) -> int:

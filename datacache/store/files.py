@@ -54,7 +54,7 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, FILE_MODE)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise Untrusted(_refusal(path, "a file", "a link")) from error
+            raise _refusal(path, "a file", "a link") from error
         raise
     try:
         found = os.fstat(descriptor)
@@ -118,18 +118,18 @@ def sync_folder(folder: Path) -> None:
 
 def _check(path: Path, found: os.stat_result, expected: str) -> None:
     if stat.S_ISLNK(found.st_mode):
-        raise Untrusted(_refusal(path, expected, "a link"))
+        raise _refusal(path, expected, "a link")
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
-        raise Untrusted(_refusal(path, expected, "something else"))
+        raise _refusal(path, expected, "something else")
     if found.st_uid not in (os.geteuid(), _ROOT):
-        raise Untrusted(_refusal(path, expected, f"one of user {found.st_uid}"))
+        raise _refusal(path, expected, f"one of user {found.st_uid}")
     if found.st_mode & _WRITABLE_BY_OTHERS:
-        mode = stat.S_IMODE(found.st_mode)
-        raise Untrusted(_refusal(path, expected, f"one of user {found.st_uid} with mode {mode:04o}"))
+        mode = f"{stat.S_IMODE(found.st_mode):04o}"
+        raise _refusal(path, expected, f"one of user {found.st_uid} with mode {mode}")
 
 
-def _refusal(path: Path, expected: str, found: str) -> str:
-    return (
+def _refusal(path: Path, expected: str, found: str) -> Untrusted:
+    return Untrusted(
         f"{path}: expected {expected} of user {os.geteuid()} that no other user may write, found {found}: "
         "others could change what is stored there; remove it (or take their rights away, if you trust its "
         "contents), or name another folder"

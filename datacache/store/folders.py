@@ -21,16 +21,7 @@ from typing import Any
 from xxhash import xxh3_64_hexdigest
 
 from datacache.errors import Damaged, Untrusted
-from datacache.store import locks
-from datacache.store.files import (
-    append_line,
-    check_folder,
-    create_file,
-    make_folder,
-    open_file,
-    read_file,
-    write_atomic,
-)
+from datacache.store import files, locks
 from datacache.store.records import seed_of
 
 FORMAT = 2  # of folders, their files and their records
@@ -67,7 +58,7 @@ def enter(root: Path, wanted: Description, fill: Callable[[Path], None]) -> tupl
     error if another job uses it, or if it was made for other ids. :class:`datacache.errors.Untrusted` if
     other users can change it.
     """
-    check_folder(root)
+    files.check_folder(root)
     folder = root / (PREFIX + wanted.fingerprint)
     for _ in range(_ATTEMPTS):
         descriptor = _lock(folder)
@@ -154,13 +145,13 @@ def describe(folder: Path) -> Description | None:
 
 def write_facts(path: Path, facts: dict[str, Any], seed: int) -> None:
     """Write facts as JSON with a checksum, atomically and durably."""
-    write_atomic(path, json.dumps({**facts, "check": _check_of(facts, seed)}).encode())
+    files.write_atomic(path, json.dumps({**facts, "check": _check_of(facts, seed)}).encode())
 
 
 def read_facts(path: Path, seed: int) -> dict[str, Any]:
     """Return what :func:`write_facts` wrote; :class:`Damaged` if it is damaged or of another seed."""
     try:
-        facts = json.loads(read_file(path, _MOST_BYTES_OF_FACTS))
+        facts = json.loads(files.read_file(path, _MOST_BYTES_OF_FACTS))
         check = facts.pop("check")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Damaged(f"{path}: cannot be read ({error})") from error
@@ -175,16 +166,15 @@ def _check_of(facts: dict[str, Any], seed: int) -> str:
 
 def add_read_counts(folder: Path, requested: int, found: int) -> None:
     """Record how many samples a process has requested from a folder, and how many it found."""
-    if requested == 0:
-        return
-    with suppress(OSError):  # statistics only
-        append_line(folder / READS, f"{requested} {found}")
+    if requested:
+        with suppress(OSError):  # statistics only
+            files.append_line(folder / READS, f"{requested} {found}")
 
 
 def read_counts(folder: Path) -> tuple[int, int]:
     """Return how many samples all processes so far have requested, and how many they found."""
     try:
-        lines = [line.split() for line in read_file(folder / READS).splitlines()]
+        lines = [line.split() for line in files.read_file(folder / READS).splitlines()]
         return sum(int(requested) for requested, _ in lines), sum(int(found) for _, found in lines)
     except (OSError, ValueError):
         return 0, 0
@@ -194,10 +184,8 @@ def used_bytes(folder: Path) -> int:
     """Return the bytes that a folder uses on its filesystem."""
     total = 0
     for path in folder.rglob("*"):
-        try:
+        with suppress(FileNotFoundError):  # another process renamed it meanwhile
             total += 512 * path.stat().st_blocks
-        except FileNotFoundError:  # another process renamed it meanwhile
-            continue
     return total
 
 
@@ -206,9 +194,8 @@ def reserved_bytes(root: Path, but: Path) -> int:
     total = 0
     for folder in all_folders(root):
         found = describe(folder)
-        if folder == but or found is None or (folder / COMPLETE).exists() or not is_in_use(folder):
-            continue
-        total += max(0, found.expected_bytes - used_bytes(folder))
+        if folder != but and found and not (folder / COMPLETE).exists() and is_in_use(folder):
+            total += max(0, found.expected_bytes - used_bytes(folder))
     return total
 
 
@@ -220,7 +207,7 @@ def boot() -> str:
 def _lock(folder: Path) -> int | None:
     """Return a descriptor that protects the folder from removal, or ``None`` if it does not exist."""
     while folder.is_dir():
-        check_folder(folder)
+        files.check_folder(folder)
         try:
             descriptor = locks.take(folder / IN_USE, shared=True, timeout_seconds=_ENTER_SECONDS)
         except FileNotFoundError:
@@ -243,8 +230,8 @@ def is_at(descriptor: int, path: Path) -> bool:
 
 def _create(root: Path, folder: Path, wanted: Description, fill: Callable[[Path], None]) -> None:
     try:
-        make_folder(root)
-        os.close(open_file(root / _ROOT_LOCK, os.O_RDWR | os.O_CREAT))
+        files.make_folder(root)
+        os.close(files.open_file(root / _ROOT_LOCK, os.O_RDWR | os.O_CREAT))
     except Untrusted:
         raise
     except OSError as error:
@@ -256,8 +243,8 @@ def _create(root: Path, folder: Path, wanted: Description, fill: Callable[[Path]
             return
         new = root / f"{_CREATING}{folder.name}-{secrets.token_hex(4)}"
         try:
-            make_folder(new)
-            create_file(new / IN_USE)
+            files.make_folder(new)
+            files.create_file(new / IN_USE)
             fill(new)
             write_facts(new / DESCRIPTION, asdict(wanted), seed_of(wanted.fingerprint))
             new.rename(folder)

@@ -1,15 +1,9 @@
 """The files of a record store: ``records`` and ``log`` while it is filled, ``index`` once it is sealed.
 
-A writer, under the lock ``writer``, appends records to ``records``, then one entry a record to ``log``: 32
-bytes with a checksum that is seeded with the store's fingerprint. Readers take no lock: they read the new
-entries of the log first. An incomplete record of a killed process has no entry, and the next writer
-overwrites it.
-
-Sealing syncs ``records``, writes ``index`` (start and length of every record, with a checksum) and last
-``COMPLETE``. From then on damage to ``records`` can only damage the records that it hits.
-
-Files are read, not mapped into memory: under a mapping, a truncated file or a disk error would end the
-process; a read returns an error.
+datacache/README.md describes them. A writer, under the lock ``writer``, appends records to ``records``, then
+one entry a record to ``log``. Readers take no lock: they read the new entries of the log first. Sealing syncs
+``records``, writes ``index`` and last ``COMPLETE``. From then on damage to ``records`` can only damage the
+records that it hits.
 """
 
 import os
@@ -69,40 +63,31 @@ class RecordFile:
         """Return the number of bytes of the file."""
         return os.fstat(self.descriptor).st_size
 
-    def is_at_its_path(self) -> bool:
-        """Return whether the file has not been removed or replaced since it was opened."""
-        return is_at(self.descriptor, self.path)
-
 
 class Log:
     """The entries of the records of a store that is being filled, in the order in which they were added."""
 
     def __init__(self, path: Path, seed: int, flags: int = os.O_RDONLY) -> None:
-        self._file, self._seed = RecordFile(path, flags), seed
+        self.file, self._seed = RecordFile(path, flags), seed
 
     def entries(self, start: int = 0) -> Entries:
         """Return the entries from byte ``start`` on; :class:`Damaged` if a checksum does not match."""
         for _ in range(_ATTEMPTS):
-            size = self._file.length() // ENTRY.itemsize * ENTRY.itemsize - start
+            size = self.file.length() // ENTRY.itemsize * ENTRY.itemsize - start
             if size < 0:
-                raise Damaged(f"{self._file.path}: expected at least {start} bytes, got {start + size}")
-            content = self._file.read(start, size)
+                raise Damaged(f"{self.file.path}: expected at least {start} bytes, got {start + size}")
+            content = self.file.read(start, size)
             entries = np.frombuffer(content, ENTRY)
             if np.array_equal(_checks(content, self._seed), entries["check"]):
                 return entries
             time.sleep(_PAUSE_SECONDS)
-        raise Damaged(f"{self._file.path}: entries from byte {start} on are not what was written")
+        raise Damaged(f"{self.file.path}: entries from byte {start} on are not what was written")
 
     def write(self, entries: Entries, start: int) -> None:
         """Write entries from byte ``start`` on; the caller holds the writers' lock."""
         content = bytearray(entries.tobytes())
-        checks = _checks(memoryview(content), self._seed)
-        np.frombuffer(content, ENTRY)["check"][:] = checks
-        self._file.write(content, start)
-
-    def sync(self) -> None:
-        """Sync the file to disk."""
-        os.fsync(self._file.descriptor)
+        np.frombuffer(content, ENTRY)["check"][:] = _checks(memoryview(content), self._seed)
+        self.file.write(content, start)
 
 
 @dataclass(frozen=True)
@@ -132,7 +117,7 @@ class UnsealedStore:
                 f"{folder / RECORDS}: expected {read.records_bytes} bytes, got {self._records.length()}"
             )
 
-    def refresh(self) -> "_Read":
+    def refresh(self) -> _Read:
         """Read the new entries of the log; return how far it has been read.
 
         Threads may do so at the same time, without a lock, which a fork could leave locked: they all store
@@ -148,8 +133,7 @@ class UnsealedStore:
         self._sizes[rows] = entries["bytes"]
         self._starts[rows] = entries["start"]  # last: from now on other threads read the record
         end = int((entries["start"] + entries["bytes"]).max())
-        read = _Read(read.log_bytes + entries.nbytes, max(read.records_bytes, end))
-        self._read = read
+        self._read = read = _Read(read.log_bytes + entries.nbytes, max(read.records_bytes, end))
         return read
 
     def record(self, row: int) -> memoryview | None:
@@ -186,17 +170,14 @@ class UnsealedStore:
 
     def is_at_its_path(self) -> bool:
         """Return whether what is written here is what other processes read."""
-        return self._records.is_at_its_path()
+        return is_at(self._records.descriptor, self._records.path)
 
     def sync(self) -> npt.NDArray[np.int64]:
-        """Sync all records to disk; return starts and sizes, shape ``(2, ids)``.
-
-        The caller holds the writers' lock.
-        """
+        """Sync all records to disk, under the writers' lock; return starts and sizes, shape ``(2, ids)``."""
         # Cut off the incomplete records of killed processes.
         os.ftruncate(self._records.descriptor, self.refresh().records_bytes)
         os.fsync(self._records.descriptor)
-        self._log.sync()
+        os.fsync(self._log.file.descriptor)
         return np.stack([self._starts, self._sizes])
 
 
@@ -226,16 +207,17 @@ class SealedStore:
     def __len__(self) -> int:
         return len(self._starts)
 
+    def missing(self) -> Flags:
+        """Return for each id whether its record is missing: none is."""
+        return np.zeros(len(self), np.bool_)
+
     def record(self, row: int) -> memoryview:
         """Return the record of a row; :class:`Damaged` if it cannot be read."""
         return self._records.read(self._starts.item(row), self._sizes.item(row))
 
 
 def seal(folder: Path, store: UnsealedStore, seed: int) -> None:
-    """Sync a complete store, write its index, and last ``COMPLETE``; the caller holds the writers' lock.
-
-    ``COMPLETE`` has the number of records, the bytes of all, and the xxh3_128 of the index.
-    """
+    """Sync a complete store, write its index, and last ``COMPLETE``; the caller holds the writers' lock."""
     extents = store.sync()
     index = extents.astype("<i8").tobytes()
     write_atomic(folder / INDEX, index)

@@ -1,9 +1,7 @@
 """A store of records: filled by all processes of a node at once, then sealed and only read.
 
-A store is a folder ``gen-<fingerprint>``. While it is being filled any process may append records, one
-process at a time; after a crash only the record that was being written is missing. When it has every id,
-one process seals it (see :mod:`datacache.store.record_files`). From then on it never changes, except that
-replacements of damaged records are written to its folder ``repairs``.
+After a crash only the record that was being written is missing. When a store has every id, one process seals
+it. From then on it never changes, except that replacements of damaged records are written to ``repairs``.
 """
 
 import contextlib
@@ -23,21 +21,8 @@ from xxhash import xxh3_128_hexdigest
 from datacache.capacity import check_room, free_bytes, readable, store_bytes
 from datacache.errors import CacheFull, Damaged
 from datacache.order import Flags, Ids
-from datacache.store import locks
+from datacache.store import folders, locks
 from datacache.store.files import create_file, make_folder, read_file
-from datacache.store.folders import (
-    BROKEN,
-    COMPLETE,
-    IN_USE,
-    PREFIX,
-    Description,
-    boot,
-    drop,
-    enter,
-    is_at,
-    reserved_bytes,
-    used_bytes,
-)
 from datacache.store.record_files import LOG, RECORDS, SealedStore, UnsealedStore, seal
 from datacache.store.records import HEADER_BYTES, seed_of
 
@@ -61,7 +46,7 @@ class RecordStore:
 
     ``fingerprint`` must cover everything that the records depend on, and which ids they are: two parts of the
     same samples are two stores. ``sizes``: the payloads' bytes, or estimates of them. ``note`` is stored in
-    the folder's description (see :func:`datacache.management.list_folders`).
+    the folder's description. ``seed``: of the checksums of its records.
 
     Opening joins a store that other processes fill or have sealed, and removes one that is unusable: of
     another format, damaged, or unfinished when the machine restarted. It raises :class:`CacheFull` if there
@@ -69,8 +54,6 @@ class RecordStore:
     reason. It raises ``PermissionError`` if the folder is missing and cannot be created,
     :class:`datacache.errors.Untrusted` if others can change it, ``RuntimeError`` if another job uses an
     unusable one.
-
-    ``seed``: of the checksums of its records (see :func:`datacache.store.records.pack`).
     """
 
     def __init__(
@@ -87,26 +70,33 @@ class RecordStore:
         if np.any(ids[1:] <= ids[:-1]):
             raise ValueError("ids: expected to be sorted and different, got others")
         self._ids, self.seed = ids, seed_of(fingerprint)
-        self._broken = False
-        self.is_full = False
+        self._broken = self.is_full = False
         self.no_room: str | None = None
         self._patience = _PUT_SECONDS
         self._may_repair = True
         self._sealed: SealedStore | None = None
         self._unsealed: UnsealedStore | None = None
-        self._open(root, _describe(fingerprint, ids, sizes, dict(note or {})))
+        wanted = folders.Description(
+            fingerprint=fingerprint,
+            samples=len(ids),
+            ids=xxh3_128_hexdigest(ids.astype("<i8").tobytes()),
+            expected_bytes=store_bytes(np.asarray(sizes, np.int64) + HEADER_BYTES),
+            note=dict(note or {}),
+            boot=folders.boot(),
+        )
+        self._open(root, wanted)
 
-    def _open(self, root: Path, wanted: Description) -> None:
+    def _open(self, root: Path, wanted: folders.Description) -> None:
         while self._sealed is None and self._unsealed is None:
-            self.folder, descriptor = enter(root, wanted, lambda new: _create(new, wanted))
+            self.folder, descriptor = folders.enter(root, wanted, lambda new: _create(new, wanted))
             try:
-                if (self.folder / COMPLETE).exists():
+                if (self.folder / folders.COMPLETE).exists():
                     self._sealed = SealedStore(self.folder, self.seed)
                 else:
                     self._unsealed = UnsealedStore(self.folder, self._ids, self.seed)
             except Damaged as error:
                 warnings.warn(f"{self.folder}: damaged, it is filled again: {error}", stacklevel=4)
-                drop(self.folder, descriptor, "damaged")
+                folders.drop(self.folder, descriptor, "damaged")
             except BaseException:
                 os.close(descriptor)
                 raise
@@ -115,7 +105,7 @@ class RecordStore:
                 _check_room(root, wanted)
             except CacheFull as error:
                 self.is_full, self.no_room = True, str(error)
-        self._complete = str(self.folder / COMPLETE)
+        self._complete = str(self.folder / folders.COMPLETE)
         self._in_use = descriptor
         self._leave = weakref.finalize(self, os.close, descriptor)
 
@@ -127,11 +117,10 @@ class RecordStore:
     def read_many(self, ids: Ids, use: RecordCallback) -> Misses:
         """Call ``use(position, record)`` for each record that the store has; return the misses.
 
-        The record is a view that is valid during the call. ``use`` raises :class:`Damaged` if the record is
-        damaged (see :func:`datacache.store.records.unpack`), and is called again with its replacement, if
+        ``use`` raises :class:`Damaged` if the record is damaged, and is called again with its replacement, if
         there is one.
         """
-        read, missing, damaged = self._reader(), [], []
+        read, missing, damaged = self._files().record, [], []
         for position, row in enumerate(self._rows(ids).tolist()):
             try:
                 found = None if row < 0 else read(row)
@@ -163,16 +152,12 @@ class RecordStore:
             self._give_up(error)
         except OSError as error:
             self.is_full = True
-            reason = f"{readable(free_bytes(self.folder))} left"
-            if not self._is_at_its_path():
-                reason = "it was removed"
+            left = f"{readable(free_bytes(self.folder))} left"
+            reason = left if self._is_at_its_path() else "it was removed"
             raise CacheFull(f"{self.folder}: nothing more is stored here ({reason}): {error}") from error
 
     def seal(self) -> bool:
-        """Seal the store if it has every id and no other process is writing; return whether it is sealed.
-
-        It syncs the records to disk first, which may take long.
-        """
+        """Seal the store if it has every id and no other process is writing; return whether it is sealed."""
         if self.is_sealed:
             return True
         if self._broken or self.stored() < len(self._ids):
@@ -192,8 +177,8 @@ class RecordStore:
         """Store replacements of damaged records; without room for them, warn once and do nothing."""
         if not self._may_repair:
             return
+        folder = self.folder / _REPAIRS
         try:
-            folder = self.folder / _REPAIRS
             make_folder(folder)
             for key, record in zip(ids.tolist(), records, strict=True):
                 temporary = folder / f".{key}-{secrets.token_hex(4)}"
@@ -205,11 +190,11 @@ class RecordStore:
 
     def stored(self) -> int:
         """Return how many of the ids are stored."""
-        return len(self._ids) - int(np.count_nonzero(self._missing()))
+        return len(self._ids) - int(np.count_nonzero(self._files().missing()))
 
     def missing_ids(self) -> Ids:
         """Return the ids that are not stored yet."""
-        return self._ids[self._missing()]
+        return self._ids[self._files().missing()]
 
     def close(self) -> None:
         """Release the folder. Threads that are reading can finish."""
@@ -232,29 +217,17 @@ class RecordStore:
                 return None
         return self._sealed
 
-    def _reader(self) -> Callable[[int], memoryview | None]:
-        """Return a function from row to record that knows all records that any process has stored so far."""
+    def _files(self) -> SealedStore | UnsealedStore:
+        """Return the files, with all records that any process has stored so far."""
         if (sealed := self._find_sealed()) is not None:
-            return sealed.record
-        self._refresh()
+            return sealed
         assert self._unsealed is not None
-        return self._unsealed.record
-
-    def _missing(self) -> Flags:
-        if self.is_sealed:
-            return np.zeros(len(self._ids), bool)
-        self._refresh()
-        assert self._unsealed is not None
-        return self._unsealed.missing()
-
-    def _refresh(self) -> None:
-        """Read what other processes have stored; if that is damaged, earlier records can still be read."""
-        if self._broken or self._unsealed is None:
-            return
-        try:
-            self._unsealed.refresh()
-        except Damaged as error:
-            self._give_up(error)
+        if not self._broken:
+            try:
+                self._unsealed.refresh()
+            except Damaged as error:  # earlier records can still be read
+                self._give_up(error)
+        return self._unsealed
 
     def _put(self, rows: Ids, records: Sequence[bytes]) -> None:
         with locks.exclusive(self.folder / _WRITER, self._patience) as held:
@@ -273,7 +246,7 @@ class RecordStore:
 
     def _is_at_its_path(self) -> bool:
         """Return whether the folder is still the one that was opened."""
-        is_same = is_at(self._in_use, self.folder / IN_USE)
+        is_same = folders.is_at(self._in_use, self.folder / folders.IN_USE)
         return is_same and self._unsealed is not None and self._unsealed.is_at_its_path()
 
     def _use_repaired(self, ids: Ids, position: int, use: RecordCallback) -> bool:
@@ -301,31 +274,19 @@ class RecordStore:
             return
         self._broken = True
         warnings.warn(f"{self.folder}: damaged, it is filled again at the next start: {error}", stacklevel=4)
-        if is_at(self._in_use, self.folder / IN_USE):  # not a new folder of the same name
+        if folders.is_at(self._in_use, self.folder / folders.IN_USE):  # not a new folder of the same name
             with contextlib.suppress(OSError):
-                create_file(self.folder / BROKEN)
+                create_file(self.folder / folders.BROKEN)
 
 
-def _describe(fingerprint: str, ids: Ids, sizes: npt.NDArray[np.int64], note: dict[str, Any]) -> Description:
-    expected = store_bytes(np.asarray(sizes, np.int64) + HEADER_BYTES)
-    return Description(
-        fingerprint=fingerprint,
-        samples=len(ids),
-        ids=xxh3_128_hexdigest(ids.astype("<i8").tobytes()),
-        expected_bytes=expected,
-        note=note,
-        boot=boot(),
-    )
-
-
-def _check_room(root: Path, wanted: Description) -> None:
-    folder = root / (PREFIX + wanted.fingerprint)
-    needed = wanted.expected_bytes - used_bytes(folder)
+def _check_room(root: Path, wanted: folders.Description) -> None:
+    folder = root / (folders.PREFIX + wanted.fingerprint)
+    needed = wanted.expected_bytes - folders.used_bytes(folder)
     if needed > 0:
-        check_room(root, needed + reserved_bytes(root, but=folder), f"{wanted.samples} samples")
+        check_room(root, needed + folders.reserved_bytes(root, but=folder), f"{wanted.samples} samples")
 
 
-def _create(folder: Path, wanted: Description) -> None:
+def _create(folder: Path, wanted: folders.Description) -> None:
     _check_room(folder.parent, wanted)
     try:
         for name in (RECORDS, LOG):

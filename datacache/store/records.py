@@ -47,12 +47,12 @@ def pack(key: int, payload: bytes | memoryview, shape: tuple[int, ...] = (), *, 
 
 
 def unpack(
-    key: int, record: memoryview, *, verify: bool, seed: int = 0
+    key: int | None, record: memoryview, *, verify: bool, seed: int = 0
 ) -> tuple[memoryview, tuple[int, ...]]:
     """Return payload (a view of ``record``) and shape.
 
-    Raises :class:`Damaged` unless the header has this key, seed, format and length; with ``verify`` also if
-    the payload does not match its checksum.
+    Raises :class:`Damaged` unless the header has this key (any if ``None``), seed, format and length; with
+    ``verify`` also if the payload does not match its checksum.
     """
     if len(record) < HEADER_BYTES:
         raise Damaged(f"sample {key}: expected at least {HEADER_BYTES} bytes, got {len(record)}")
@@ -60,7 +60,7 @@ def unpack(
     head_check, payload_check = _CHECKS.unpack_from(record, _HEAD.size)
     if magic != MAGIC or head_check != xxh3_64_intdigest(record[: _HEAD.size], seed):
         raise Damaged(f"sample {key}: the header is not what was written")
-    if written_key != key:
+    if key not in (None, written_key):
         raise Damaged(f"sample {key}: found the record of sample {written_key}")
     payload = record[HEADER_BYTES:]
     if len(payload) != size:
@@ -68,14 +68,3 @@ def unpack(
     if verify and payload_check != xxh3_64_intdigest(payload, head_check):
         raise Damaged(f"sample {key}: the payload is not what was written")
     return payload, tuple(padded[:dimensions])
-
-
-def key_of(record: memoryview) -> int:
-    """Return the key in a record's header, which is not verified here but by :func:`unpack`.
-
-    >>> key_of(memoryview(pack(7, b"abcdef")))
-    7
-    """
-    if len(record) < HEADER_BYTES:
-        raise Damaged(f"expected a record of at least {HEADER_BYTES} bytes, got {len(record)}")
-    return int(_HEAD.unpack_from(record)[2])

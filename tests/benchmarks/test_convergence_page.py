@@ -1,7 +1,5 @@
 """docs/convergence.md shows what its records hold."""
 
-import numpy as np
-
 from benchmarks import convergence
 from benchmarks.drawing.pages import with_block
 
@@ -19,12 +17,3 @@ def test_every_record_is_of_a_case_of_the_plan_and_no_case_has_two():
     recorded = [convergence.case_of(record) for record in convergence.recorded()]
     assert set(recorded) <= planned
     assert len(set(recorded)) == len(recorded)
-
-
-def test_the_losses_of_a_run_are_means_over_equal_parts():
-    steps = 3 * convergence.LOSSES
-    means = convergence.loss_means([None if step == 4 else float(step) for step in range(steps)])
-    expected = np.arange(convergence.LOSSES) * 3.0 + 1
-    expected[1] = 4.0  # of 3 and 5
-    assert means == expected.tolist()
-    assert convergence.loss_means([None, 1.0]) == [None, 1.0]

@@ -43,14 +43,6 @@ def test_pages_of_docs_show_the_newest_records(measured):
     assert measured.with_measured(text, FOUND) == text
 
 
-def test_without_records_a_page_says_so_and_without_marks_it_is_refused():
-    measured, begin, end = PAGES[0], "<!-- measured -->\n", "<!-- end -->"
-    assert "Nothing has been measured yet" in measured.with_measured(f"{begin}{end}", {})
-    for text in ("", end + begin, begin):
-        with pytest.raises(ValueError, match="measured"):
-            measured.with_measured(text, {})
-
-
 def test_every_file_of_records_is_named_by_its_day_and_holds_records():
     for path in (FOLDER / "results").glob("*.jsonl"):
         assert re.fullmatch(r"\d{4}-\d{2}-\d{2}-[a-z0-9-]+\.jsonl", path.name)

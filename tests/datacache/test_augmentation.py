@@ -1,14 +1,12 @@
 """Crops: held against a float64 reference, against Pillow, and to what was promised of their randomness."""
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from datacache.augmentation import Augmentation, CentreCrop
-from datacache.resampling import PackedImages
+from datacache.batches import BatchSpec, Pools
 from tests.extent import more
 
 SHAPES = [(1, 1), (1, 9), (9, 1), (2, 2), (3, 5), (8, 8), (33, 47), (128, 171), (150, 100)]
@@ -22,9 +20,8 @@ def images_of(shapes, seed=0):
 def applied(crop, images, ids=None, epoch=0, seed=1):
     """What ``crop`` makes of these images, whose ids are 0, 1, … unless told."""
     ids = np.arange(len(images)) if ids is None else np.array(ids)
-    out = np.empty((len(images), crop.input_size, crop.input_size, images[0].shape[2]), crop.dtype)
-    crop.apply(PackedImages.of(images), ids, epoch, seed, out)
-    return out
+    spec = BatchSpec(ids, np.ones(len(ids), bool), epoch, step=0, rank=0, world_size=1, seed=seed)
+    return crop.arrays(images, ids, spec, Pools())[0]
 
 
 def boxes_of(crop, height, width, samples=20_000, seed=1, epoch=0):
@@ -48,13 +45,6 @@ def reference(image, box, size):
     return np.einsum("yh,hwc,xw->yxc", rows, image.astype(np.float64), columns)
 
 
-def of_pillow(image, box, size):
-    """The levels of a crop as Pillow computes them on images of float32."""
-    planes = [Image.fromarray(image[:, :, channel].astype(np.float32)) for channel in range(image.shape[2])]
-    resized = [plane.resize((size, size), Image.Resampling.BILINEAR, box=tuple(box)) for plane in planes]
-    return np.stack([np.asarray(plane) for plane in resized], axis=2)
-
-
 def rounding(image, size):
     """What float32 may be off: each tap's weight, product and sum are rounded by at most 2^-24 of 255."""
     taps = sum(math.ceil(2 * max(length / size, 1)) for length in image.shape[:2])
@@ -69,42 +59,12 @@ def rounding(image, size):
 def test_levels_are_those_of_the_documented_filter(size, channels):
     images = images_of([(*shape, channels) for shape in SHAPES])
     crop = Augmentation(size)
-    boxes, mirrored = crop.boxes(PackedImages.of(images).shapes, np.arange(len(images)), 0, 1)
+    boxes, mirrored = crop.boxes(np.array([image.shape for image in images]), np.arange(len(images)), 0, 1)
     assert mirrored.any() and not mirrored.all()
     for image, box, mirror, levels in zip(images, boxes, mirrored, applied(crop, images), strict=True):
         expected = reference(image, box, size)
         expected = expected[:, ::-1] if mirror else expected
         assert np.abs(levels - expected).max() <= rounding(image, size)
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("size", [7, *more(1, 96)])
-def test_levels_are_those_of_pillow(size, channels):
-    images = images_of([(*shape, channels) for shape in SHAPES])
-    crop = Augmentation(size, mirror=False)
-    boxes, _ = crop.boxes(PackedImages.of(images).shapes, np.arange(len(images)), 0, 1)
-    for image, box, levels in zip(images, boxes, applied(crop, images), strict=True):
-        # Pillow takes a box as float32: an edge is off by 2^-24 of its place at most, and a level changes by
-        # no more than twice the 255 for each pixel that the box moves.
-        moved = 2 * 2 * 255 * 2.0**-24 * max(image.shape)
-        assert np.abs(levels - of_pillow(image, box, size)).max() <= rounding(image, size) + moved
-
-
-@pytest.mark.parametrize("level", [1, 255])
-@pytest.mark.parametrize("dtype", ["uint8", "float32"])
-def test_an_image_of_one_level_stays_of_that_level_up_to_rounding(level, dtype):
-    images = [np.full((*shape, 3), level, np.uint8) for shape in SHAPES]
-    inputs = applied(Augmentation(11, dtype=dtype), images)
-    # Float32 weights add up to one but for their rounding; a level of uint8 rounds that away.
-    tolerance = 0 if dtype == "uint8" else max(rounding(image, 11) for image in images)
-    assert np.abs(inputs.astype(np.float64) - level).max() <= tolerance
-
-
-def test_shrinking_does_not_alias():
-    stripes = np.zeros((64, 64, 1), np.uint8)
-    stripes[:, ::2] = 200
-    inner = applied(CentreCrop(8, ratio=1.0), [stripes])[0, :, 1:-1]
-    assert np.abs(inner - 100).max() <= rounding(stripes, 8)  # without a filter: all 0, or all 200
 
 
 def test_a_centre_crop_is_the_centre_of_the_resized_image():
@@ -162,22 +122,6 @@ def test_boxes_are_within_the_image_and_of_the_area_and_aspect_asked_for(height,
     assert areas.min() >= min(0.2, last_resort) - 1e-9 and areas.max() <= 0.9 + 1e-9
 
 
-@pytest.mark.parametrize(("height", "width"), [(128, 128), (128, 171), (171, 128), (100, 300)])
-def test_areas_and_aspects_are_those_of_boxes_drawn_until_they_fit(height, width):
-    boxes, _ = boxes_of(Augmentation(96), height, width)
-    sides = np.stack([boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]])
-    drawn = sides[:, (sides[0] < width) & (sides[1] < height)]  # the box of last resort fills one side
-    rng = np.random.default_rng(5)
-    areas = rng.uniform(0.08, 1, 400_000) * height * width
-    aspects = np.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3), 400_000))
-    expected = np.sqrt(areas * np.stack([aspects, 1 / aspects]))
-    expected = expected[:, (expected[0] <= width) & (expected[1] <= height)]
-    for measure in (np.multiply, np.divide):
-        ours, theirs = measure(*drawn), measure(*expected)
-        # Both are samples: six standard deviations of the mean of the smaller one.
-        assert abs(ours.mean() - theirs.mean()) < 6 * theirs.std() / math.sqrt(len(ours))
-
-
 def test_places_are_uniform():
     boxes, _ = boxes_of(Augmentation(96, area=(0.1, 0.3)), 100, 140)
     for low, high, length in [(0, 2, 140), (1, 3, 100)]:
@@ -211,12 +155,6 @@ def test_another_epoch_or_seed_draws_other_boxes(changed):
     assert abs((mirrored_before == mirrored_after).mean() - 0.5) < 5 * 0.5 / math.sqrt(20_000)
 
 
-def test_neighbours_draw_unrelated_boxes():
-    boxes, mirrored = boxes_of(Augmentation(96), 128, 171)
-    for column in [*boxes.T, mirrored]:
-        assert abs(np.corrcoef(column[:-1], column[1:])[0, 1]) < 5 / math.sqrt(20_000)
-
-
 def test_an_input_depends_on_its_image_and_id_only():
     images = images_of([(*SHAPES[i % len(SHAPES)], 3) for i in range(40)])
     ids = np.random.default_rng(2).integers(0, 10**12, 40)
@@ -226,15 +164,6 @@ def test_an_input_depends_on_its_image_and_id_only():
     assert (applied(crop, [images[i] for i in order], ids[order]) == together[order]).all()
     for i in range(40):
         assert (applied(crop, [images[i]], [ids[i]])[0] == together[i]).all()
-
-
-def test_threads_make_the_same_inputs():
-    images = images_of([(*SHAPES[i % len(SHAPES)], 3) for i in range(64)])
-    crop = Augmentation(48)
-    with ThreadPoolExecutor(8) as pool:
-        inputs = list(pool.map(lambda epoch: applied(crop, images, epoch=epoch), list(range(6)) * 4))
-    for i, made in enumerate(inputs):
-        assert (made == applied(crop, images, epoch=i % 6)).all()
 
 
 def test_boxes_are_the_same_for_ever():
@@ -250,17 +179,6 @@ def test_boxes_are_the_same_for_ever():
 
 
 # ----------------------------------------------------------------------------------------- borders
-
-
-def test_images_may_lie_anywhere_in_their_buffer():
-    images = images_of([(5, 6, 3), (7, 4, 3)])
-    pixels = np.full(1000, 99, np.uint8)
-    pixels[10:100], pixels[500:584] = images[0].reshape(-1), images[1].reshape(-1)
-    pixels.flags.writeable = False  # as a database's pages are
-    packed = PackedImages(pixels, np.array([500, 10]), np.array([[7, 4, 3], [5, 6, 3]]))
-    out = np.empty((2, 8, 8, 3), np.float32)
-    Augmentation(8).apply(packed, np.array([1, 0]), 0, 1, out)
-    assert (out == applied(Augmentation(8), images)[::-1]).all()
 
 
 @pytest.mark.parametrize(
@@ -285,42 +203,19 @@ def test_impossible_settings_are_refused(settings, error):
         (CentreCrop if "ratio" in settings else Augmentation)(**{"input_size": 8, **settings})
 
 
-@pytest.mark.parametrize(
-    ("out", "ids", "error"),
-    [
-        (np.empty((1, 8, 8, 3), np.float32), 1, r"out: expected C-contiguous float32 \(2, 8, 8, 3\)"),
-        (np.empty((2, 8, 9, 3), np.float32), 2, r"out: expected C-contiguous float32 \(2, 8, 8, 3\)"),
-        (np.empty((2, 8, 8, 3), np.float16), 2, "out: expected C-contiguous float32 .*, got float16"),
-        (np.empty((2, 8, 3, 8), np.float32).swapaxes(2, 3), 2, "out: expected C-contiguous"),
-        (np.empty((2, 8, 8, 1), np.float32), 2, "images: expected 1 channels, as out has, got 3"),
-        (np.empty((2, 8, 8, 3), np.float32), 1, "ids: expected 2, as many as images, got 1"),
-    ],
-)
-def test_arrays_that_do_not_belong_together_are_refused(out, ids, error):
-    images = PackedImages.of(images_of([(5, 6, 3), (7, 4, 3)]))
-    with pytest.raises(ValueError, match=error):
-        Augmentation(8).apply(images, np.arange(ids if "ids" in error else 2), 0, 1, out)
-
-
 def test_a_mean_for_other_channels_is_refused():
-    with pytest.raises(ValueError, match="mean, std: expected 1 or 3 numbers, as out's channels, got 2"):
+    with pytest.raises(ValueError, match="mean, std: expected 1 or 3 numbers, one a channel, got 2"):
         applied(Augmentation(8, (1.0, 2.0), (1.0, 2.0)), images_of([(5, 6, 3)]))
 
 
 @pytest.mark.parametrize(
-    ("start", "shape", "error"),
+    "images",
     [
-        (-1, (2, 2, 3), "starts: expected images within 12 bytes, got -1 to 11"),
-        (1, (2, 2, 3), "starts: expected images within 12 bytes, got 1 to 13"),
-        (0, (2, 0, 3), r"shapes: expected height, width and channels of at least 1, got \[2 0 3\]"),
+        [np.zeros((4, 4), np.uint8)],
+        [np.zeros((4, 4, 3), np.float32)],
+        [np.zeros((4, 4, 1), np.uint8), np.zeros((4, 4, 3), np.uint8)],
     ],
 )
-def test_a_buffer_that_does_not_hold_its_images_is_refused(start, shape, error):
-    with pytest.raises(ValueError, match=error):
-        PackedImages(np.zeros(12, np.uint8), np.array([start]), np.array([shape]))
-
-
-@pytest.mark.parametrize("image", [np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3), np.float32)])
-def test_what_is_no_image_is_refused(image):
-    with pytest.raises(ValueError, match=r"images: expected uint8 \(height, width, channels\), got"):
-        PackedImages.of([image])
+def test_what_is_no_image_is_refused(images):
+    with pytest.raises(ValueError, match=r"images: expected uint8 \(height, width, channels\), of .*, got"):
+        Augmentation(8).arrays(images, np.zeros(len(images)), None, Pools())

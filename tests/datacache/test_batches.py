@@ -7,29 +7,29 @@ import time
 import numpy as np
 import pytest
 
-from datacache.batches import ALIGNMENT, Buffers, prefetch
+from datacache.batches import ALIGNMENT, Pools, prefetch
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "float32"])
 def test_arrays_are_aligned_and_of_the_shape_asked_for(dtype):
-    buffers = Buffers((3, 5, 7), dtype)
-    for array in [buffers.take() for _ in range(4)]:
+    pools = Pools()
+    for array in [pools.take((3, 5, 7), dtype) for _ in range(4)]:
         assert (array.shape, array.dtype) == ((3, 5, 7), np.dtype(dtype))
         assert array.ctypes.data % ALIGNMENT == 0
         assert array.flags.writeable
 
 
 def test_memory_comes_back_when_the_last_view_is_gone():
-    buffers = Buffers((8, 4), np.float32)
-    array = buffers.take()
+    pools = Pools()
+    array = pools.take((8, 4), "float32")
     place, part = array.ctypes.data, array[2:5].reshape(-1)
     del array
     gc.collect()
-    other = buffers.take()
+    other = pools.take((8, 4), "float32")
     assert other.ctypes.data != place
     del part
     gc.collect()
-    assert buffers.take().ctypes.data == place
+    assert pools.take((8, 4), "float32").ctypes.data == place
 
 
 def test_results_come_in_order_whatever_takes_longest():

@@ -18,8 +18,6 @@ from datacache import (
     Preprocessing,
     manifest_of,
 )
-from datacache.storage import no_report
-from datacache.store import locks
 from tests.datacache.processes import FORK
 from tests.extent import ALL
 
@@ -157,29 +155,3 @@ def test_a_source_that_changes_under_the_cache_is_read_anew(tmp_path):
         if not np.array_equal(old, new)
     ]
     assert changed == [0]
-
-
-def test_a_process_that_is_stopped_while_it_scans_is_not_waited_for_without_limit(
-    pictures, tmp_path, monkeypatch
-):
-    monkeypatch.setattr("datacache.sources.base.SCAN_SECONDS", 0.3)
-    monkeypatch.setattr(locks, "_SILENT_SECONDS", 0.1)
-    ready = FORK.Event()
-
-    class Slow(ImageFolder):
-        def scan(self, report=no_report):
-            ready.set()
-            time.sleep(60)
-
-    process = FORK.Process(target=lambda: manifest_of(Slow(str(pictures)), tmp_path, "pictures"))
-    process.start()
-    try:
-        assert ready.wait(20)
-        os.kill(process.pid, signal.SIGSTOP)
-        with pytest.warns(UserWarning, match="waiting for at most 0.3 s") as said:
-            manifest = manifest_of(ImageFolder(str(pictures)), tmp_path, "pictures")
-        assert len(manifest) == SAMPLES
-        assert ["waiting for at most" in str(each.message) for each in said].count(True) == 1
-    finally:
-        process.kill()
-        process.join(10)

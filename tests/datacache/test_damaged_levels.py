@@ -10,9 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datacache.order import Ids
 from datacache.store.record_store import Misses, RecordStore
-from datacache.store.records import pack
 from tests.datacache.processes import FORK
 from tests.datacache.stores import SHM, Samples
 from tests.extent import ALL
@@ -141,48 +139,3 @@ def test_whatever_happens_to_a_file_of_a_level_no_process_ends_and_no_sample_is_
     process.start()
     process.join(240)
     assert process.exitcode == 0, f"ended by {(folder / 'case').read_text()}"
-
-
-class Another(Samples):
-    """Other samples with the same ids and sizes."""
-
-    def records(self, ids: Ids) -> list[bytes]:
-        return [pack(key, bytes(len(self.payloads[key])), (key,), seed=self.seed) for key in ids.tolist()]
-
-
-@pytest.mark.parametrize(
-    "names",
-    [["records"], ["index"], ["COMPLETE"], ["records", "index", "COMPLETE"], None],
-    ids=lambda names: "+".join(names or ["all"]),
-)
-@pytest.mark.parametrize("stored", [len(IDS) // 2, len(IDS)], ids=["unfinished", "complete"])
-def test_files_of_another_data_set_with_equal_ids_and_sizes_are_not_taken_for_ours(
-    tmp_path: Path, names: list[str] | None, stored: int
-) -> None:
-    with make(tmp_path) as cache:
-        put(cache, IDS[:stored])
-        cache.seal()
-        folder = cache.folder
-    others = Another("another", IDS, 3000).sealed(tmp_path)
-    for path in sorted(others.iterdir()):
-        if names is None or path.name in names:
-            shutil.copy(path, folder / path.name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with make(tmp_path) as cache:
-            recover(cache)
-            assert read_right(cache) == Misses([], [])
-
-
-def test_a_level_made_again_by_others_is_not_touched_by_who_fills_the_removed_one(folder: Path) -> None:
-    with make(folder / "cache") as first:
-        put(first, IDS[:20])
-        shutil.rmtree(folder / "cache")
-        with make(folder / "cache") as second:
-            put(second, IDS[20:30])
-            put(first, IDS[20:])
-            assert not first.seal()
-            assert second.missing_ids().tolist() == [*IDS[:20], *IDS[30:]]
-            recover(second)
-            assert read_right(second) == Misses([], [])
-        assert read_right(first) == Misses([], [])  # what is complete is found by its path

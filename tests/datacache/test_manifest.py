@@ -144,16 +144,6 @@ def test_a_whole_archive_with_another_column_than_was_saved_is_refused(tmp_path)
         Manifest.load(path)
 
 
-@pytest.mark.parametrize("kept", [0, 1, 100, 0.5, 0.99])
-def test_a_file_cut_off_is_refused(tmp_path, kept):
-    path = tmp_path / "manifest"
-    manifest().save(path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: kept if isinstance(kept, int) else int(kept * len(whole))])
-    with pytest.raises(ValueError, match="not a manifest, or a damaged one"):
-        Manifest.load(path)
-
-
 def test_a_file_of_another_format_is_refused_as_such(tmp_path):
     path = tmp_path / "manifest"
     facts = json.dumps({"format": 99}).encode()

@@ -55,13 +55,6 @@ def test_a_large_permutation_keeps_nothing_of_the_order():
         assert excess(counts, len(first) / 256**2) < 5
 
 
-def test_another_key_gives_an_unrelated_permutation():
-    positions = np.arange(100_000)
-    for key in [(2, 4), (3, 3), (3, 2), (2,), (2, 3, 0)]:
-        same = Permutation(100_000, 2, 3).at(positions) == Permutation(100_000, *key).at(positions)
-        assert same.sum() < 10  # as many as of two drawn independently: one in the mean
-
-
 def test_permutations_are_the_same_for_ever():
     """Golden values: a run that resumes on another machine or version must not read other samples."""
     positions = np.array([0, 1, 2, 1_000_000, IMAGENET - 1])
@@ -208,23 +201,6 @@ def test_the_home_of_a_sample_is_a_rank_that_has_it(order, world_size):
     assert asked.max() < 2 * asked.mean()  # a rank may be at the border of two shards
 
 
-def test_hash_placement_mixes_what_the_manifest_sorts():
-    order = Order(100_000, 4, 64, seed=1, placement="hash")
-    for node in range(4):
-        classes = np.bincount(order.part([node], 4) // 1000, minlength=100)
-        assert excess(classes, 250) < 5 and classes.min() > 150
-
-
-def test_each_shard_is_read_in_its_own_permutation_of_the_epoch():
-    order = Order(1000, 4, 16, seed=9)
-    for epoch in range(2):
-        ids = np.array([global_batch(order, epoch, step, 2) for step in range(order.steps())])
-        for shard in range(4):
-            read = ids[:, 4 * shard : 4 * shard + 4].ravel() - 250 * shard
-            assert 0 <= read.min() <= read.max() < 250 and len(np.unique(read)) == 248
-            assert abs(np.corrcoef(read, np.arange(248))[0, 1]) < 5 / math.sqrt(248)
-
-
 def test_epochs_seeds_and_shards_are_read_in_unrelated_orders():
     def read(seed, epoch, shard):
         order = Order(100_000, 2, 2000, seed)
@@ -262,28 +238,25 @@ def test_an_impossible_order_is_refused(settings, error):
         Order(**{"samples": 100, "shards": 4, "global_batch": 8, "seed": 1, **settings})
 
 
+TRAINING, EVALUATION = Order(100, 4, 8, seed=1), EvaluationOrder(21, 7, 2)
+
+
 @pytest.mark.parametrize(
-    ("place", "error"),
+    ("order", "place", "error"),
     [
-        ({"step": -1}, "step: expected at least 0, got -1"),
-        ({"rank": 2}, "rank: expected 0 to 1, got 2"),
-        ({"rank": -1}, "rank: expected 0 to 1, got -1"),
-        ({"world_size": 3}, "world_size: expected a divisor of global_batch = 8, got 3"),
-        ({"world_size": 0}, "world_size: expected at least 1, got 0"),
+        (TRAINING, {"step": -1}, "step: expected at least 0, got -1"),
+        (TRAINING, {"rank": 2}, "rank: expected 0 to 1, got 2"),
+        (TRAINING, {"rank": -1}, "rank: expected 0 to 1, got -1"),
+        (TRAINING, {"world_size": 3}, "world_size: expected a divisor of global_batch = 8, got 3"),
+        (TRAINING, {"world_size": 0}, "world_size: expected at least 1, got 0"),
+        (EVALUATION, {"step": -1}, "step: expected 0 to 1, got -1"),
+        (EVALUATION, {"step": 2}, "step: expected 0 to 1, got 2"),
+        (EVALUATION, {"world_size": 3}, "world_size: expected 2, got 3"),
     ],
 )
-def test_an_impossible_place_is_refused(place, error):
+def test_an_impossible_place_is_refused(order, place, error):
     with pytest.raises(ValueError, match=error):
-        Order(100, 4, 8, seed=1).batch(**{"epoch": 0, "step": 0, "rank": 0, "world_size": 2, **place})
-
-
-@pytest.mark.parametrize(
-    ("step", "world_size", "error"),
-    [(-1, 1, "step: expected 0 to 2, got -1"), (3, 1, "got 3"), (0, 3, "world_size: expected 1, got 3")],
-)
-def test_an_impossible_place_of_an_evaluation_is_refused(step, world_size, error):
-    with pytest.raises(ValueError, match=error):
-        EvaluationOrder(21, 7, 1).batch(0, step, 0, world_size)
+        order.batch(**{"epoch": 0, "step": 0, "rank": 0, "world_size": 2, **place})
 
 
 # ---------------------------------------------------------------------- evaluation

@@ -248,10 +248,3 @@ def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(width, hei
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda picture: pytest.fail("it was decoded"))
     with pytest.raises(BadSample, match="expected at most 67,108,864 pixels|decompression bomb"):
         Preprocessing("image", 32).apply(claiming(width, height))
-
-
-def test_sixteen_bits_of_many_parts_become_eight(monkeypatch):
-    monkeypatch.setattr("datacache.preprocessing._PART", 100)
-    values = np.arange(0, 65536, 16, dtype=np.uint16).reshape(64, 64)
-    pixels = Preprocessing("image").apply(encoded(Image.fromarray(values), "PNG"))
-    assert (pixels == np.round(values / 257.0)[:, :, None]).all()

@@ -23,11 +23,6 @@ def test_what_is_packed_comes_out(key: int, payload: bytes, shape: tuple[int, ..
     assert (bytes(found), found_shape) == (payload, shape)
 
 
-def test_memory_of_any_item_size_and_shape_is_packed_as_bytes() -> None:
-    words = memoryview(bytes(range(16))).cast("B").cast("I", (2, 2))
-    assert bytes(unpack(1, memoryview(pack(1, words)), verify=True)[0]) == bytes(range(16))
-
-
 @pytest.mark.parametrize("size", [0, 1, 17, 400, 30_000])
 def test_every_flipped_bit_is_caught(size: int) -> None:
     generator = random.Random(size)

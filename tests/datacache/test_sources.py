@@ -28,7 +28,6 @@ from datacache.sources import (
     pack_pair,
     text,
     tfrecord,
-    tokenized,
     unpack_pair,
     unpack_tokens,
 )
@@ -65,7 +64,8 @@ def assert_gives(source, payloads: list[bytes], labels: list[int]) -> Manifest:
     """Scan, and read all in order, some in another order and twice, one, none."""
     told = []
     manifest = source.scan(lambda done, total: told.append((done, total)))
-    assert told[-1][0] == told[-1][1] > 0
+    done, total = max(told)  # several threads tell
+    assert done == total > 0
     assert manifest.labels.tolist() == labels
     assert manifest.sizes.tolist() == [len(payload) for payload in payloads]
     assert manifest.payload == source.payload
@@ -446,6 +446,87 @@ def test_files_that_are_no_arrays_are_refused(memory, data, message):
         StoredArrays(memory, images="x.npy", labels="y.npy").scan()
 
 
+# CIFAR-10
+
+BATCHES = (3, 1, 4, 2, 5)  # records of each; the published ones have 10,000 each
+CIFAR_RECORD = 1 + 3 * 32 * 32
+
+
+def cifar_records(images: np.ndarray, labels: list[int]) -> list[bytes]:
+    """Return records as the authors describe them: the label, then 1,024 reds, greens and blues."""
+    return [
+        bytes([label]) + b"".join(image[:, :, colour].tobytes() for colour in range(3))
+        for image, label in zip(images, labels, strict=True)
+    ]
+
+
+CIFAR_IMAGES, CIFAR_LABELS = pixels(sum(BATCHES), 32, 32, 3), [number * 7 % 10 for number in range(15)]
+
+
+@pytest.fixture
+def cifar(url):
+    """A URL with the files of CIFAR-10; the test part is the second batch backwards."""
+    records, ends = cifar_records(CIFAR_IMAGES, CIFAR_LABELS), np.cumsum(BATCHES).tolist()
+    files = {
+        f"data_batch_{number}.bin": b"".join(records[end - count : end])
+        for number, (count, end) in enumerate(zip(BATCHES, ends, strict=True), 1)
+    }
+    files |= {
+        "test_batch.bin": b"".join(records[::-1]),
+        "batches.meta.txt": b"airplane\n",
+        "readme.html": b"-",
+    }
+    return put(url, files)
+
+
+@pytest.mark.parametrize("block_records", [1, 2, 2048])
+def test_pictures_and_labels_of_cifar_are_those_of_its_batches_in_order(cifar, block_records, monkeypatch):
+    monkeypatch.setattr("datacache.sources.arrays.BLOCK_RECORDS", block_records)
+    payloads = [image.tobytes() for image in CIFAR_IMAGES]
+    manifest = assert_gives(CIFAR10(cifar), payloads, CIFAR_LABELS)
+    assert manifest.shape == (32, 32, 3)
+    assert manifest.classes[:2] == ("airplane", "automobile")
+    assert len(set(manifest.classes)) == 10
+    assert manifest.file.tolist() == np.repeat(range(5), BATCHES).tolist()
+    manifest = assert_gives(CIFAR10(cifar, part="test"), payloads[::-1], CIFAR_LABELS[::-1])
+    assert list(manifest.files) == ["test_batch.bin"]
+
+
+@pytest.mark.parametrize("block_records", [1, 2048])
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "expected records of 3073 bytes, got 0 bytes"),
+        (bytes(CIFAR_RECORD + 1), "expected records of 3073 bytes, got 3074 bytes"),
+        (bytes([10]) + bytes(CIFAR_RECORD - 1), "record 0: label: expected 0 … 9, got 10"),
+        (
+            bytes(CIFAR_RECORD) + bytes([255] * CIFAR_RECORD),
+            "record 1: label: expected 0 … 9, got 255",
+        ),
+    ],
+)
+def test_files_that_are_none_of_cifar_are_named(cifar, data, message, block_records, monkeypatch):
+    monkeypatch.setattr("datacache.sources.arrays.BLOCK_RECORDS", block_records)
+    put(cifar, {"data_batch_3.bin": data})
+    with pytest.raises((ValueError, BadSample), match=f"data_batch_3.bin: {message}"):
+        CIFAR10(cifar).scan()
+
+
+def test_files_of_cifar_that_are_missing_or_shrank_are_named(cifar):
+    source = CIFAR10(cifar)
+    manifest = source.scan()
+    put(cifar, {"data_batch_5.bin": bytes(CIFAR_RECORD)})
+    with pytest.raises(SourceChanged, match="one file came, went or changed .*, such as data_batch_5.bin"):
+        source.check(manifest)
+    with pytest.raises(SourceChanged, match="data_batch_5.bin: has 3073 bytes, at least .* expected"):
+        source.read(manifest, np.array([14]))
+    assert source.read(manifest, np.array([0])) == [CIFAR_IMAGES[0].tobytes()]
+    with pytest.raises(FileNotFoundError, match="/nowhere/test_batch.bin: no such file"):
+        CIFAR10(f"{cifar}/nowhere", part="test").scan()
+    with pytest.raises(ValueError, match="part: expected one of train, test, got 'validation'"):
+        CIFAR10(cifar, part="validation")
+
+
 # text
 
 GERMAN = ["Ein Haus", "x", "ein Öl\r", "zwölf Boxkämpfer jagen Viktor", "Ende\x85."]
@@ -550,7 +631,7 @@ class Codepoints:
 
 
 def test_tokens_of_lines_and_of_pairs_are_counted_and_read(memory, monkeypatch):
-    monkeypatch.setattr(tokenized, "SCANNED_SAMPLES", 2)
+    monkeypatch.setattr(text, "SCANNED_SAMPLES", 2)
     put(memory, {"de": "\n".join(GERMAN).encode(), "en": "\n".join(ENGLISH).encode()})
     ids = np.array([4, 0, 2])
 

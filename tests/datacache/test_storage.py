@@ -242,12 +242,6 @@ def test_a_request_that_stalls_is_made_again(place):
     stall.set()
 
 
-def test_a_timeout_of_the_filesystem_itself_is_a_failure_like_others(place):
-    storage, filesystem = flaky(place)
-    filesystem.faults = [TimeoutError("theirs")]
-    assert storage.read("folder/file", 0, 10) == CONTENTS[:10]
-
-
 def test_a_coroutine_that_stalls_is_cancelled():
     storage = Storage("dozing://here", options={"asleep": 2}, timeout_seconds=0.5, **FAST)
     assert storage.read("file", 3, 5) == CONTENTS[3:8]

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from datacache import CacheDirs, Collation, DataCache, TextLines, Tokenized, unpack_tokens
 from datacache.text_orders import LengthBuckets, Streams, Windows, bucket_boundaries
+from tests.datacache.test_sources import Codepoints
 
 WORLDS = [1, 2, 3, 4, 8]
 
@@ -36,15 +37,6 @@ def text_of(counts):
     """Return lines of these many tokens: 1, 2, 3, … in the order of the text."""
     tokens = np.arange(1, sum(counts) + 1, dtype=np.int32)
     return np.split(tokens, np.cumsum(counts)[:-1])
-
-
-class Codepoints:
-    """Encodes text as its characters' numbers, and 0 after them."""
-
-    fingerprint = "codepoints"
-
-    def encode(self, texts):
-        return [[*map(ord, text), 0] for text in texts]
 
 
 # sentences

@@ -8,7 +8,6 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from benchmarks import throttled
 from benchmarks.throttled import bytes_per_second, counts, serve
 
 
@@ -29,22 +28,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_every_file_is_found_with_size_and_version_by_one_request_a_folder(folder):
-    with serve(folder) as url:
-        fs, root = fsspec.url_to_fs(url)
-        found = fs.find(root, detail=True)
-        assert counts(url) == throttled.Counts(listings=5)  # the root, train and three classes
-        assert fs.info(f"{root}/large.bin") == found[f"{root}/large.bin"]
-        assert fs.info(f"{root}/train")["type"] == fs.info(root)["type"] == "directory"
-        assert counts(url).listings == 5 + 3
-    there = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    assert {name.removeprefix(f"{root}/") for name in found} == set(there)
-    for name, facts in found.items():
-        path = there[name.removeprefix(f"{root}/")]
-        assert (facts["size"], facts["type"]) == (path.stat().st_size, "file")
-    assert len({facts["ETag"] for facts in found.values()}) == len(found)
-
-
 def test_files_and_ranges_are_read_byte_for_byte_and_counted(folder):
     large = (folder / "large.bin").read_bytes()
     with serve(folder) as url:
@@ -62,16 +45,6 @@ def test_files_and_ranges_are_read_byte_for_byte_and_counted(folder):
     assert done.bytes == 12_000 + 1_000_000 + 10 + 399_983 + 1000
     assert done.reads["large.bin"] == 4
     assert done.reads["train/class 1 & 100%/größe 4?.bin"] == 1
-
-
-def test_what_is_not_there_is_a_file_not_found_error(folder):
-    with serve(folder) as url:
-        fs, root = fsspec.url_to_fs(url)
-        for path in ("missing.bin", "train/missing.bin", "../storage/large.bin", "train/../large.bin"):
-            with pytest.raises(FileNotFoundError, match=f"throttled://{root}/{path}"):
-                fs.cat_file(f"{root}/{path}")
-        with pytest.raises(FileNotFoundError):
-            fs.find(f"{root}/missing", detail=True)
 
 
 def test_threads_share_the_rate_of_one_link_and_each_request_waits_its_latency(folder):
@@ -109,11 +82,3 @@ def test_the_wanted_share_fails_in_both_ways_and_the_same_with_the_same_seed(fol
         assert _outcomes(url, 200) == first
     with serve(folder, failures=0.2, seed=2) as url:
         assert _outcomes(url, 200) != first
-
-
-def test_a_folder_that_cannot_be_listed_is_an_error_and_not_empty(folder):
-    with serve(folder, failures=1) as url:
-        fs, root = fsspec.url_to_fs(url)
-        for _ in range(2):
-            with pytest.raises(OSError, match=f"throttled://{root}/"):
-                fs.find(root, detail=True)

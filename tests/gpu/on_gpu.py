@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import commlib.gpu.scatter
-from commlib import kernels, make_reducer
+from commlib import make_reducer
+from commlib.gpu import codecs, scatter, selection
 from commlib.gpu.engine import Array, Engine, Source
 from commlib.transport import nccl, simulated
 from commlib.transport.base import Request
@@ -60,7 +60,7 @@ def kernels_for(cupy: FakeCuPy) -> Iterator[None]:
     """Let the emulator run all kernels for a fake CuPy inside the block."""
     if COMPILER is None:
         pytest.skip("g++ is not installed")
-    engine, modules = EngineOfFakeCuPy(cupy), (kernels, commlib.gpu.scatter)
+    engine, modules = EngineOfFakeCuPy(cupy), (codecs, scatter, selection)
     before = [module.current_engine for module in modules]
     try:
         for module in modules:

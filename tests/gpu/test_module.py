@@ -1,6 +1,5 @@
 """What launches the kernels: clear words where something is missing, and nothing compiled twice."""
 
-import ctypes
 import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -126,39 +125,6 @@ def test_a_module_is_compiled_once_and_launched_as_asked(monkeypatch):
     (name, grid, block, given), again = cupy.launched
     assert (name, grid, block, given) == ("emit", (7,), (64,), (0, 3)) == again
     assert [type(each) for each in given] == [np.uintp, np.int64]
-
-
-class FakeArray(SimpleNamespace):
-    def __init__(self, address):
-        super().__init__(data=SimpleNamespace(ptr=address))
-
-
-def test_a_prepared_kernel_gets_what_changes_before_what_does_not(monkeypatch):
-    cupy, started = FakeCuPy(), []
-
-    def launch_kernel(function, *shape_and_more):
-        *shape, stream, arguments, extra = shape_and_more
-        pointers = (ctypes.c_void_p * 6).from_address(arguments)
-        words = [ctypes.c_uint64.from_address(pointer).value for pointer in pointers]
-        started.append((function, shape, stream, extra, words))
-
-    kernel = SimpleNamespace(ptr=77)
-    module = SimpleNamespace(load=lambda binary: None, get_function=lambda name: kernel)
-    cupy.cuda.function.Module = lambda: module
-    cupy.cuda.driver = SimpleNamespace(launchKernel=launch_kernel)
-    cupy.cuda.get_current_stream = lambda: SimpleNamespace(ptr=9)
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
-    fixed = np.int64(-2), np.float64(1.5), FakeArray(1 << 40)
-    start = CuPyEngine(0).prepare(Source("select"), "emit", 5, *fixed, threads=64)
-    with_int = np.int32(1)
-    start(FakeArray(4096), None, with_int)
-    start(FakeArray(8192), FakeArray(64), with_int)
-    half = int(np.float64(1.5).view(np.uint64))
-    shape = [5, 1, 1, 64, 1, 1, 0]
-    assert started == [
-        (77, shape, 9, 0, [4096, 0, 1, 2**64 - 2, half, 1 << 40]),
-        (77, shape, 9, 0, [8192, 64, 1, 2**64 - 2, half, 1 << 40]),
-    ]
 
 
 def test_memory_that_is_short_is_told_with_what_is_held(emulate):

@@ -15,9 +15,9 @@ from commlib.transport import nccl, simulated
 from tests.extent import ALL
 from tests.gpu import on_gpu
 from tests.gpu.on_gpu import bodies_of
-from tests.gpu.test_reducers import NO_ARRAYS_OF_GPUS
 from tests.reducers import test_promises
 
+NO_ARRAYS_OF_GPUS = ("test_a_wrong_dtype_is_refused",)  # of text and objects
 SAMPLING = ("-dgc", "-gaussian", "-bucketed")  # selectors that nothing here tells from the others
 CASES = {
     label: case

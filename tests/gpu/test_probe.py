@@ -6,12 +6,10 @@ from commlib import InvalidArgument, Link, Network, Topology
 from commlib.transport import nccl, simulated
 from commlib.tuning import probe
 from commlib.tuning.probe import WIRES
-from commlib.tuning.tuner import try_out
 from tests.gpu.fake_cupy import FakeCuPy, installed
 from tests.gpu.on_gpu import kernels_for
 
 NETWORK = Network(Link(1e-6, 1e-10), Link(1e-5, 8e-10))
-SIZE = 4_099
 
 
 @pytest.fixture
@@ -39,9 +37,3 @@ def test_links_are_those_between_gpus_and_the_profile_is_none_of_processors(cupy
     here = simulated.run(lambda comm: probe.job_of(Topology(comm, ranks_per_node=2)), 4)[0]
     with pytest.raises(InvalidArgument, match="A GPU.* there, .* here"):
         profiles[0].check(here)
-
-
-def test_reducers_are_tried_on_gpus(cupy):
-    profile = on_gpus(cupy, lambda topology: try_out(topology, probe.measure(topology), SIZE, [0.01]))[0]
-    assert profile.trials
-    assert all(trial.size == SIZE for trial in profile.trials)

@@ -8,7 +8,6 @@ from commlib.gpu import DEVICE_SELECTORS, make_device_selector
 from tests.extent import more
 from tests.gpu.vectors import DTYPES, SEED, SIZES, VECTORS, bits_of, ks, normal
 
-LOWEST = 5  # of the state, as in kernels/select.cu
 NAMES = [name for name in DEVICE_SELECTORS if name != "mstopk"]  # which is "exact"
 
 
@@ -104,19 +103,6 @@ def test_nothing_is_selected_for_k_0_and_of_nothing(engine, name):
         selector.select(on(engine, np.full(100, np.nan, np.float32))).nnz()
 
 
-@pytest.mark.parametrize("law", ["normal", "ties", *more("student", "denormal")])
-@pytest.mark.parametrize("k", [200, *more(1, 2000)])
-def test_the_sample_s_threshold_is_its_exact_rank_th_largest(engine, law, k):
-    vector = VECTORS[law](100_003)
-    selector = make_device_selector("dgc", 100_003, k, engine=engine)
-    selection = selector.select(on(engine, vector))
-    sample = np.sort(np.abs(vector[:: selector._stride]))
-    used = engine.address(selection.state)
-    [scratch] = [each for each in selector._scratches if engine.address(each) == used]
-    lowest = engine.to_host(scratch)[LOWEST]
-    assert lowest == sample[-selector._rank].view(np.uint32), SEED
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_order_of_blocks_changes_no_bit(emulate, name):
     vector = VECTORS["ties"](20_003) + normal(20_003) // 3
@@ -127,17 +113,6 @@ def test_the_order_of_blocks_changes_no_bit(emulate, name):
         selection = selector.select(on(engine, vector)).to_host()
         found.add((selection.indices.tobytes(), selection.values.tobytes()))
     assert len(found) == 1
-
-
-def test_a_selection_is_seven_kernels_at_most_and_reads_state_once(emulate, monkeypatch):
-    engine = emulate(7)
-    copies = []
-    monkeypatch.setattr(engine, "to_host", lambda array: copies.append(array.nbytes) or array.copy())
-    selection = make_device_selector("exact", 65537, 65, engine=engine).select(on(engine, normal(65537)))
-    assert engine.launched == ["measure_maxima", "gather", "refine_middle", "refine_last", "tally", "emit"]
-    assert copies == []
-    assert selection.nnz() == 65
-    assert copies == [16]
 
 
 def test_what_a_plan_cannot_be_is_refused(engine):

@@ -6,10 +6,9 @@ import tensorflow as tf
 
 from commlib import InvalidArgument, Topology
 from commlib import tensorflow as adapter
-from commlib.tensorflow import DistributedGradients, array_of, tensor_of
+from commlib.tensorflow import DistributedGradients, tensor_of
 from commlib.transport import simulated
 from tests import test_tensorflow_adapter as on_cpu
-from tests.gpu.fake_cupy import FakeCuPy, installed
 from tests.gpu.on_gpu import GPURanks
 
 SIZE = 20  # of the gradients of test_tensorflow_adapter, together
@@ -52,30 +51,6 @@ def test_a_flat_gradient_and_its_mean_change_hands_without_a_copy():
         np.testing.assert_array_equal(mean, 1.5 * np.arange(SIZE))
         assert finite
     assert max(ranks.cupy.copied_to_host) == 1  # whether all is finite
-
-
-def test_a_tensor_shares_its_memory_with_its_array_in_both_directions():
-    with installed(FakeCuPy()) as cupy:
-        tensor = tf.range(64, dtype=tf.float32)
-        array = array_of(tensor, cupy)
-        assert array.data.ptr == np.asarray(tensor).ctypes.data
-        made = cupy.zeros(1 << 12, np.float32)
-        assert np.asarray(tensor_of(made)).ctypes.data == made.data.ptr
-
-
-def test_a_switch_flushes_the_residual_on_the_gpu():
-    def body(comm):
-        topology = Topology(comm, ranks_per_node=1)
-        distributed = DistributedGradients(topology, on_cpu.variables(), {"name": "hitopk", "density": 0.05})
-        first = np.concatenate(
-            [mean.numpy().ravel() for mean in distributed.reduce(on_cpu.gradients(comm.rank))[0]]
-        )
-        distributed.switch({"name": "dense"})
-        nothing = [tf.zeros(shape) for shape in on_cpu.SHAPES]
-        return first + np.concatenate([mean.numpy().ravel() for mean in distributed.reduce(nothing)[0]])
-
-    for total in GPURanks(2).run(body):
-        np.testing.assert_array_equal(total, 50 + np.arange(SIZE))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from commlib import Topology
 from commlib import tensorflow as adapter
 from commlib.transport import mpi, simulated
 from datacache import Batch
-from tests.extent import more
 from tests.gpu.fake_cupy import FakeCuPy, installed
 from tests.gpu.on_gpu import GPURanks, kernels_for
 from tests.launching import DIGITS
@@ -29,7 +28,7 @@ from training.config.config import load
 from training.config.schema import ConfigurationError
 from training.datasets import make_dataset
 from training.models import MODELS
-from training.models.heads import image_input
+from training.models.images import image_input
 from training.process import devices as gpus
 from training.process.job import LocalRank
 from training.results import StepHyperparameters
@@ -92,19 +91,10 @@ def learned(comm, config, dataset, spoil):
 
 LARS = "optimizer={name: lars, weight_decay: 0.01, trust: 0.1, norms: layers}"
 CASES = {
-    "plain": (),
-    "clipped": ("clip_norm=0.01",),
-    "lars": (LARS,),
-    "lars, clipped": (LARS, "clip_norm=0.01"),
-    "in parts": ("accumulate=2",),
-    "lamb": ("optimizer={name: lamb, norms: local}",),
-    "scaled": ("precision=float16",),
-    "average": ("average=0.9",),
     "lars, clipped, average": (LARS, "clip_norm=0.01", "average=0.9"),
     "scaled, in parts": ("precision=float16", "accumulate=2"),
     "local steps": ("phases.0.local_steps=1", "phases.1.local_steps=1", "phases.1.local=rank"),
 }
-ONE_BY_ONE = ["plain", "clipped", "lars", "lars, clipped", "in parts", "scaled", "average"]
 
 
 def config_of(*words, reducers=("hitopk", "dense")):
@@ -131,26 +121,14 @@ def on_both(config, world_size=3, spoil=None):
     return on_cpu, *on_gpus(config, world_size, spoil)
 
 
-@pytest.mark.parametrize(
-    "case", ["lars, clipped, average", "scaled, in parts", "local steps", *more(*ONE_BY_ONE)]
-)
+@pytest.mark.parametrize("case", CASES)
 def test_weights_are_those_of_the_cpu_to_the_bit(case):
     on_cpu, on_gpu, _ = on_both(config_of(*CASES[case]))
     assert on_gpu == on_cpu
 
 
-def test_norms_of_lamb_are_computed_in_the_graph_and_the_weights_are_those_of_the_cpu_to_rounding():
-    on_cpu, on_gpu, _ = on_both(config_of(*CASES["lamb"]))
-    for (one, _), (other, _) in zip(on_cpu, on_gpu, strict=True):
-        for left, right in zip(one[STEPS], other[STEPS], strict=True):
-            np.testing.assert_allclose(
-                np.frombuffer(left, np.float32), np.frombuffer(right, np.float32), rtol=1e-3, atol=1e-5
-            )
-
-
-@pytest.mark.parametrize("case", ["lars", *more("plain")])
-def test_a_void_step_changes_nothing_on_gpus_either(case):
-    on_cpu, on_gpu, _ = on_both(config_of(*CASES[case]), spoil=(1, 1))
+def test_a_void_step_changes_nothing_on_gpus_either():
+    on_cpu, on_gpu, _ = on_both(config_of(LARS), spoil=(1, 1))
     assert [[entry[0] for entry in seen[:STEPS]] for seen, _ in on_gpu] == [[True, False, False]] * 3
     assert [seen[:STEPS] for seen, _ in on_gpu] == [seen[:STEPS] for seen, _ in on_cpu]
 

@@ -15,11 +15,8 @@ from tests.gpu.fake_nccl import NcclError
 from tests.gpu.on_gpu import FromHost, GPURanks, bodies_of
 from tests.transport import test_communicator
 
-# NCCL waits for ever for what it was promised, and its messages have no pieces.
-NOT_PROMISED = (
-    "test_a_message_of_another_length_is_refused",
-    "test_messages_longer_than_a_piece_arrive_whole",
-)
+# NCCL waits for ever for what it was promised.
+NOT_PROMISED = ("test_a_message_of_another_length_is_refused",)
 
 
 @pytest.fixture(params=[3, *more(1, 2, 4, 6)], ids=lambda size: f"P{size}")
@@ -28,33 +25,6 @@ def gpu_ranks(request):
 
 
 globals().update(bodies_of(test_communicator, "gpu_ranks", without=NOT_PROMISED))
-
-
-# ------------------------------------------------------------- what NCCL is asked for
-
-
-def launches(body, size=4, **options):
-    ranks = GPURanks(size, **options)
-    ranks.run(body)
-    return ranks.cupy.nccl.launches
-
-
-def test_parts_side_by_side_are_gathered_in_one_call():
-    def body(comm):
-        whole = comm.arrays.zeros(8, np.float32)
-        comm.allgather(comm.arrays.full(2, comm.rank, np.float32), np.split(whole, [2, 4, 6]))
-        assert whole.get().tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-
-    assert launches(body) == ["allGather"] * 4
-
-
-def test_parts_of_different_lengths_are_broadcast_by_their_owners_in_one_group():
-    def body(comm):
-        parts = [comm.arrays.zeros(rank, np.int64) for rank in range(4)]
-        comm.allgather(comm.arrays.full(comm.rank, comm.rank, np.int64), parts)
-        assert [part.get().tolist() for part in parts] == [[], [1], [2, 2], [3, 3, 3]]
-
-    assert launches(body) == ["broadcast"] * 3 * 4
 
 
 # ------------------------------------------------------------- streams

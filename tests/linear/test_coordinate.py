@@ -13,7 +13,6 @@ from tests.extent import more
 from tests.linear.made import FEATURES, matrix_of, rows_of, settings_of, value_of
 from training.linear import LinearClassifier
 from training.linear.coordinate import CoordinateDescent
-from training.linear.rows import Rows
 
 GIVEN = {"solver": "coordinate", "coordinates": 7, "l2": 0.01}
 
@@ -62,23 +61,6 @@ def test_every_pass_comes_nearer_to_the_optimum(size, given):
     assert all(each[0].tobytes() == weights.tobytes() for each in seen)
 
 
-def test_a_rank_whose_rows_are_empty_takes_part():
-    def body(comm):
-        settings = settings_of(**GIVEN, intercept=False)
-        matrix, labels = matrix_of(0)
-        rows = Rows.of_matrix(
-            sparse.csr_array(matrix.shape, dtype=np.float32) if comm.rank else matrix, labels
-        )
-        solver = CoordinateDescent(Topology(comm), rows, settings)
-        before, _ = solver.value(), solver.run_pass()
-        return before, solver.value(), solver.model.weights.copy()
-
-    (before, after, weights), (_, _, others) = simulated.run(body, 2)
-    assert after < before
-    assert weights.any()
-    assert weights.tobytes() == others.tobytes()
-
-
 def test_columns_that_are_alike_do_not_overshoot_together():
     labels = np.where(np.arange(10) < 7, 1, -1)
     given = {"coordinates": 20, "l2": 1e-3, "intercept": False, "epochs": 30, "reducer": "dense"}
@@ -123,16 +105,3 @@ def test_a_step_sends_the_derivatives_of_a_block():
         assert steps == math.ceil(math.ceil((len(all_columns) + 1) / 3) / 7)  # one more for the intercept
         assert (given, applied) == (own + 1, len(all_columns) + 1)
         assert sent < 2 * 8 * 3 * (own + 20)
-
-
-def test_the_estimator_has_it():
-    matrix, labels = parts(2)
-    own = LinearClassifier(solver="coordinate", l2=0.01, epochs=20, coordinates=20, reducer="allgather").fit(
-        matrix, labels
-    )
-    again = own.coef_.copy()
-    own.partial_fit(matrix, labels)
-    np.testing.assert_allclose(own.coef_, again, atol=0.02)
-    assert own.score(matrix, labels) > 0.9
-    with pytest.raises(ValueError, match="^loss: expected logistic or squared_hinge with coordinate"):
-        LinearClassifier("hinge", solver="coordinate").fit(matrix, labels)

@@ -54,20 +54,6 @@ def test_ranks_that_give_their_rows_get_one_model_and_one_score():
     assert seen[0][2] == pytest.approx(np.mean([right for *_, right in seen]))
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_auto_picks_the_same_reducer_on_all_ranks(world_size):
-    def body(comm):
-        matrix, labels = matrix_of(comm.rank)
-        fitted = [
-            LinearClassifier(epochs=2, reducer=name, communicator=comm, **SLOW).fit(matrix, labels).coef_
-            for name in ("auto", "dense")
-        ]
-        np.testing.assert_allclose(*fitted, rtol=1e-5, atol=1e-6)
-        return fitted[0].tobytes()
-
-    assert len(set(simulated.run(body, world_size))) == 1
-
-
 def test_auto_takes_a_sparse_one_where_links_are_slow():
     link = Link.of(microseconds=50, gbit_per_second=1)
 
@@ -132,15 +118,13 @@ def test_it_is_an_estimator_of_scikit_learn():
     ("given", "message"),
     [
         ({"loss": "squared"}, '^loss: unknown loss "squared".*squared_hinge'),
+        ({"loss": "hinge", "solver": "coordinate"}, "^loss: expected logistic or squared_hinge with coord"),
         ({"l2": -1}, "^l2: expected a number from 0, got -1$"),
-        ({"epochs": 0}, "^epochs: expected a whole number from 1, got 0$"),
         ({"learning_rate": 0}, "^learning_rate.rate: expected a number above 0, got 0$"),
         ({"learning_rate": 20, "l2": 0.05}, "^learning_rate.rate: expected less than 20 with l2 = 0.05"),
-        ({"reducer": "ssar"}, '^reducer.name: unknown reducer "ssar"'),
         ({"reducer": {"name": "hitopk", "density": 0.1}}, "^reducer.density: expected none, as all entries"),
         ({"reducer": {"name": "hitopk", "wire": "gap+fp16"}}, "^reducer.wire: expected one without loss"),
         ({"reducer": {"name": "auto", "wire": "gap"}}, "^reducer: expected none with auto, got wire$"),
-        ({"reducer": {"name": "dense", "wire": "gap"}}, "^reducer: .*wire"),
     ],
     ids=str,
 )
@@ -156,11 +140,8 @@ def test_parameters_that_are_wrong_are_named_in_one_line(given, message):
         (lambda matrix, labels: (matrix, np.ones_like(labels)), "^y: expected two classes, got 1: 1$"),
         (lambda matrix, labels: (matrix, np.arange(80) % 3), "^y: expected two classes, got 3: 0, 1, 2$"),
         (lambda matrix, labels: (matrix, labels[1:]), "^y: expected a label for each of 80 rows, got an "),
-        (lambda matrix, labels: (matrix, labels[:, np.newaxis]), "^y: expected a label for each of 80"),
-        (lambda matrix, labels: (matrix, 1), "^y: expected a label for each of 80 rows, got an "),
         (lambda matrix, labels: (labels, labels), r"^X: expected rows and columns, .* shape \(80,\)$"),
         (lambda matrix, labels: (changed(matrix, np.nan), labels), "^X: expected finite .*, got nan$"),
-        (lambda matrix, labels: (changed(matrix, np.inf).toarray(), labels), "^X: .* float32, got inf$"),
         (lambda matrix, labels: (changed(matrix, 1e39), labels), r"^X: .* of float32, got 1e\+39$"),
     ],
 )

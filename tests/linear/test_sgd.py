@@ -12,7 +12,7 @@ from commlib.reducers import SelectingReducer
 from commlib.transport import simulated
 from tests.extent import more
 from tests.linear.made import FEATURES, VALUES, matrix_of, rows_of, settings_of, trained, value_of
-from training.linear.losses import LOSSES, value_and_slope
+from training.linear.kernels import LOSSES, value_and_slope
 from training.linear.model import Model
 from training.linear.rows import Rows
 from training.linear.settings import LearningRate
@@ -101,9 +101,9 @@ def test_a_gradient_has_entries_in_the_columns_of_rows_with_a_slope():
 
 @pytest.mark.parametrize("penalty", PENALTIES, ids=str)
 def test_a_step_with_entries_is_that_with_a_dense_vector_of_them(penalty):
-    objective = settings_of(**penalty).objective
-    gradients = Gradients(rows_of(0), intercept=objective.intercept)
-    models = [Model(objective, FEATURES) for _ in range(2)]
+    settings = settings_of(**penalty)
+    gradients = Gradients(rows_of(0), intercept=settings.intercept)
+    models = [Model(settings, FEATURES) for _ in range(2)]
     rng = np.random.default_rng(1)
     for _ in range(6):
         gradient = gradients.of(rng.permutation(40)[:3], rng.standard_normal(3), 1.0)
@@ -141,19 +141,6 @@ def test_adaptive_rates_follow_the_pass_before_not_the_best_one():
         rates.adapt(loss)
         seen.append(rates.of_pass(1, 1)[0])
     assert seen == [8, 4, 4, 2, 2]
-
-
-def test_a_pass_reports_what_it_did():
-    def body(comm):
-        rows = rows_of(comm.rank)
-        sgd = SGD(Topology(comm), rows, settings_of(reducer="allgather", l2=0.0))
-        done = sgd.run_pass()
-        return done.steps, done.entries, done.sent.inter + done.sent.intra, done.communication > 0
-
-    for steps, (given, applied), sent, communicates in simulated.run(body, 4, [2, 2]):
-        assert steps == 5
-        assert 0 < given <= applied <= 5 * (FEATURES + 1)
-        assert sent > 0 and communicates
 
 
 @pytest.mark.parametrize("reducer", ["dense", "oktopk"])

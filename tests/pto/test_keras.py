@@ -25,14 +25,6 @@ CASES = {
         lambda **options: LARS(0.5, 0.8, True, 0.1, 0.02, **options),
         lambda excluded: reference.Lars(0.8, True, weight_decay=0.1, trust=0.02, excluded=excluded),
     ),
-    "lars-no-momentum": (
-        lambda **options: LARS(0.5, momentum=0.0, **options),
-        lambda excluded: reference.Lars(0.0, excluded=excluded),
-    ),
-    "lamb": (
-        lambda **options: LAMB(0.01, weight_decay=0.01, **options),
-        lambda excluded: reference.Lamb(weight_decay=0.01, excluded=excluded),
-    ),
     "lamb-clipped": (
         lambda **options: LAMB(0.01, 0.8, 0.95, 1e-3, 0.1, 1.5, 3.0, **options),
         lambda excluded: reference.Lamb(0.8, 0.95, 1e-3, 0.1, 1.5, 3.0, excluded=excluded),
@@ -111,14 +103,6 @@ def test_adam_is_the_reference_over_100_steps(is_apart, more):
     )
 
 
-@OPTIMIZERS
-def test_eager_and_traced_steps_are_the_same(make):
-    weights, gradients = reference.weights_and_gradients(5)
-    eager, traced = (train(make(), weights, gradients, traced) for traced in (False, True))
-    for left, right in zip(eager, traced, strict=True):
-        np.testing.assert_allclose(left, right, rtol=1e-6, atol=1e-6)  # Grappler reorders float32 products
-
-
 @pytest.mark.parametrize("norms", [None, Norms([2], None)], ids=["in-graph", "norms"])
 def test_zero_weights_and_zero_gradients_have_a_ratio_of_one(norms):
     lars = one([0, 0], [3, 4], LARS(0.5, weight_decay=0.1, norms=norms))
@@ -160,21 +144,6 @@ def test_excluded_variables_get_neither_decay_nor_a_ratio():
     optimizer.apply([tf.constant(1.0), tf.constant(1.0)])
     np.testing.assert_allclose(kernel.numpy(), 3 - 0.5 * (3 / (1 + 0.1 * 3)) * (1 + 0.1 * 3), rtol=1e-6)
     assert bias.numpy() == 3 - 0.5
-
-
-def test_biases_and_normalisations_are_excluded_by_default():
-    model = keras.Sequential(
-        [keras.Input((4,)), keras.layers.Dense(3, name="beta"), keras.layers.BatchNormalization()]
-    )
-    optimizer = LARS(0.5)
-    optimizer.build(model.trainable_variables)
-    names = [variable.name for variable in model.trainable_variables]
-    assert dict(zip(names, optimizer._adapted, strict=True)) == {
-        "kernel": True,
-        "bias": False,
-        "gamma": False,
-        "beta": False,
-    }
 
 
 @pytest.mark.parametrize(
@@ -259,22 +228,6 @@ def test_fit_trains_a_model_and_a_saved_one_goes_on_bitwise(make, tmp_path):
     assert same(model.get_weights(), again.get_weights())
 
 
-@pytest.mark.parametrize("make", [FITTING["lamb"], *more(FITTING["lars"])])
-def test_fit_uses_norms_when_given(make):
-    calls = []
-
-    class Counted(Norms):
-        def squares(self, *lists):
-            calls.append([len(tensors) for tensors in lists])
-            return super().squares(*lists)
-
-    model, points, labels = digits(make)
-    sizes = [int(np.prod(variable.shape)) for variable in model.trainable_variables]
-    model.optimizer.norms = Counted(sizes, None)
-    model.fit(points, labels, batch_size=64, epochs=2, verbose=0)
-    assert calls == [[6, 6]] * 8
-
-
 def test_squares_are_given_before_a_step_or_nothing_is_right():
     given = GivenSquares(1)
     assert np.isnan(one([6, 8], [3, 4], LARS(1.0, trust=0.1, norms=given))).all()
@@ -294,27 +247,6 @@ def test_clipping_comes_before_the_norms_and_decay_inside_them():
     np.testing.assert_allclose(moved, [6 - 0.5 * ratio * 1.2, 8 - 0.5 * ratio * 1.6], rtol=1e-6)
     everywhere = one([6, 8], [30, 40], LARS(0.5, 0.9, False, 0.1, 1.0, 1.0, global_clipnorm=1.0))
     np.testing.assert_allclose(everywhere, moved, rtol=1e-6)
-
-
-@OPTIMIZERS
-def test_accumulated_gradients_are_one_step_of_their_mean(make):
-    weights, (first, second) = reference.weights_and_gradients(2)
-    halves = train(make(gradient_accumulation_steps=2), weights, [first, second], traced=True)
-    mean = [(one + other) / 2 for one, other in zip(first, second, strict=True)]
-    whole = train(make(), weights, [mean], traced=True)
-    for left, right in zip(halves, whole, strict=True):
-        np.testing.assert_allclose(left, right, rtol=1e-6)
-
-
-def test_a_moving_average_of_the_weights_is_kept():
-    variable = keras.Variable([2.0], name="kernel")
-    optimizer = LARS(1.0, trust=0.25, momentum=0.0, use_ema=True, ema_momentum=0.5)
-    optimizer.build([variable])
-    for _ in range(2):
-        optimizer.apply([tf.constant([1.0])])  # 2 → 1.5 → 1.125: the rate is a quarter of the weight
-    assert variable.numpy() == 1.125
-    optimizer.finalize_variable_values([variable])
-    assert variable.numpy() == 0.5 * 1.5 + 0.5 * 1.125
 
 
 def test_a_schedule_gives_the_learning_rate():
@@ -342,19 +274,6 @@ def test_without_decay_lamb_is_keras_lamb():
 
 
 # ------------------------------------------------------------------------------------------ on many ranks
-
-
-@pytest.mark.parametrize("size", [3, *more(2, 5)])
-@OPTIMIZERS
-def test_norms_in_parts_give_bitwise_the_weights_of_norms_on_one_rank(make, size):
-    weights, gradients = reference.weights_and_gradients(3)
-    alone = train(make(norms=Norms(SIZES, None)), weights, gradients)
-
-    def body(comm):
-        return train(make(norms=Norms(SIZES, comm, partition="layers")), weights, gradients)
-
-    for of_rank in simulated.run(body, size):
-        assert same(of_rank, alone)  # whole tensors: their sums are those of one rank
 
 
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
@@ -389,33 +308,6 @@ def test_norms_want_gradients_of_all_variables(make):
 
 
 # ------------------------------------------------------------------------------------------ mixed precision
-
-
-@pytest.mark.parametrize("make", [FITTING["lamb"], *more(FITTING["lars"])])
-def test_a_step_that_is_not_finite_changes_nothing_but_the_scale(make):
-    scaled = lambda: keras.optimizers.LossScaleOptimizer(make(), initial_scale=1024.0)  # noqa: E731
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        model, points, labels = digits(scaled)
-    finally:
-        keras.config.set_dtype_policy("float32")
-    model.fit(points, labels, batch_size=64, epochs=1, verbose=0)
-    optimizer = model.optimizer
-    assert int(optimizer.iterations) == 4
-    assert float(optimizer.dynamic_scale) == 1024
-    before = [
-        variable.numpy() for variable in (*model.trainable_variables, *optimizer.inner_optimizer.variables)
-    ]
-    points[3, 2] = 1e6  # infinite as float16
-    model.train_on_batch(points[:64], labels[:64])
-    after = [
-        variable.numpy() for variable in (*model.trainable_variables, *optimizer.inner_optimizer.variables)
-    ]
-    assert same(before, after)
-    assert float(optimizer.dynamic_scale) == 512
-    model.train_on_batch(points[64:128], labels[64:128])
-    assert int(optimizer.iterations) == 5
-    assert not same(before[:2], [variable.numpy() for variable in model.trainable_variables[:2]])
 
 
 def test_a_loss_scale_follows_the_flag_in_traced_steps():

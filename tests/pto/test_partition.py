@@ -5,7 +5,6 @@ import pytest
 
 import pto
 from benchmarks.shapes import SHAPES, entries_of
-from pto.partition import equal_bounds, pieces_between
 
 PARTS = [1, 2, 3, 5, 8]
 CUTS = [pto.by_tensor, pto.by_layer, pto.by_slices]
@@ -116,13 +115,3 @@ def test_a_cost_that_cannot_be_compared_is_refused(cost):
 def test_no_parts_are_refused(cut, parts):
     with pytest.raises(pto.InvalidArgument, match=rf"^parts: expected at least 1, got {parts}$"):
         cut([1, 2], parts)
-
-
-def test_pieces_of_a_range_are_those_of_the_entries_between():
-    sizes = SIZES["drawn-0"][:40]
-    ends = np.cumsum(sizes).tolist()
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    for low, high in zip(equal_bounds(ends[-1], 7), [*equal_bounds(ends[-1], 7)[1:], ends[-1]], strict=True):
-        pieces = pieces_between(ends, low, high)
-        assert [piece.tensor for piece in pieces] == np.unique(owner[low:high]).tolist()
-        assert sum(piece.high - piece.low for piece in pieces) == high - low

@@ -100,11 +100,6 @@ def test_a_least_norm_lets_zero_weights_have_a_ratio():
     assert Lamb(least_norm=0.5).ratio(np.array([[0.0], [4.0]]), np).tolist() == [0.25]
 
 
-def test_the_correction_of_bias_is_of_float64():
-    first, second = Lamb().corrections(np.float64(1), np)
-    assert (first, second) == (1 - 0.9, 1 - 0.999)
-
-
 def test_from_when_the_variance_is_frozen_steps_are_linear_in_the_gradients():
     """Five gradients of one, then ``g``: the corrected second moment is one from the first to the last."""
     seen, g, rule = 5, np.array([0.0, -3.0, 1e30]), Adam(0.8, 0.9, epsilon=0.5, freeze_variance=5)

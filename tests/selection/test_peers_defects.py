@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from benchmarks.gpu import paper_search
 from commlib import SELECTORS, NonFiniteInput, select
 from commlib.selection import make_selector
 
@@ -25,6 +26,19 @@ def largest(vector, k):
 
 
 # ------------------------------------------------------------- MSTopK as published
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_exact_agrees_with_the_paper_where_its_search_ends(seed):
+    vector, k = normal(seed), 300
+    upper, lower, above_upper, _ = paper_search(vector, k)
+    surely, maybe = (np.flatnonzero(np.abs(vector) >= threshold) for threshold in (upper, lower))
+    assert len(surely) == above_upper <= k <= len(maybe)
+    agreed = np.intersect1d(
+        select("exact", vector, k).indices, [*surely, *np.setdiff1d(maybe, surely)[: k - above_upper]]
+    )
+    # thirty halvings bring the paper's thresholds within 1e-8 σ: they differ by ties at most
+    assert len(agreed) >= 0.99 * k
 
 
 @pytest.mark.parametrize("selector", LARGEST)
@@ -107,34 +121,20 @@ def test_a_vector_shorter_than_the_sample_is_no_error(size):
 # ------------------------------------------------------------- GaussianK, RedSync
 
 
-def clusters(rng):
-    return rng.choice([1.0, 1.0001, 1000.0], SIZE, p=[0.5, 0.4999, 0.0001])
+FAMILIES = {
+    "clusters": lambda rng: rng.choice([1.0, 1.0001, 1000.0], SIZE, p=[0.5, 0.4999, 0.0001]),
+    "two_values": lambda rng: np.where(rng.random(SIZE) < 0.5, 1.0, -1.0),
+    "one_entry": lambda rng: np.where(np.arange(SIZE) == rng.integers(SIZE), 1e30, 0.0),
+    "denormals": lambda rng: rng.integers(-1, 2, SIZE) * 2.0**-149,
+    "largest_numbers": lambda rng: rng.choice([-3.4e38, 3.4e38], SIZE),
+    "zeros": lambda rng: np.zeros(SIZE),
+}
 
 
-def two_values(rng):
-    return np.where(rng.random(SIZE) < 0.5, 1.0, -1.0)
-
-
-def one_entry(rng):
-    return np.where(np.arange(SIZE) == rng.integers(SIZE), 1e30, 0.0)
-
-
-def denormals(rng):
-    return rng.integers(-1, 2, SIZE) * 2.0**-149
-
-
-def largest_numbers(rng):
-    return rng.choice([-3.4e38, 3.4e38], SIZE)
-
-
-def zeros(rng):
-    return np.zeros(SIZE)
-
-
-@pytest.mark.parametrize("family", [clusters, two_values, one_entry, denormals, largest_numbers, zeros])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("k", [1, 100, 10_000, 90_000])
 def test_the_adjusted_threshold_always_ends_and_its_count_is_bounded(family, k):
-    vector = family(np.random.default_rng(8)).astype(np.float32)
+    vector = FAMILIES[family](np.random.default_rng(8)).astype(np.float32)
     count = select("gaussian", vector, k).nnz
     assert 0.75 * k <= count <= min(2 * k, SIZE)
 

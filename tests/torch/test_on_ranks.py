@@ -5,8 +5,6 @@ import sys
 
 import pytest
 
-from commlib import Topology, make_reducer
-from commlib.transport import simulated
 from tests.extent import more
 from tests.launching import ROOT, mpirun, python_on_ranks, run, tail
 
@@ -100,13 +98,3 @@ def test_ranks_of_torchrun_are_refused_with_the_way_to_start_them():
     result = run("env", "WORLD_SIZE=2", "RANK=0", sys.executable, *program)
     assert result.stderr.splitlines()[-1].endswith("cloudtrain launch -np 2 -- python my.py")
     assert "(torchrun?)" in result.stderr
-
-
-def test_every_configuration_of_the_page_is_one_of_a_reducer():
-    configs = [eval(each) for each in re.findall(r"\{\"name\": [^{}]*\}", PAGE)]
-    assert len(configs) > 5
-    for config in configs:
-        name = config.pop("name")
-        simulated.run(
-            lambda comm, name=name, config=config: make_reducer(name, Topology(comm), 9, **config), 1
-        )

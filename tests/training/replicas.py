@@ -1,8 +1,20 @@
 """A rank's model, optimizer and exchange, as tests of single steps use them."""
 
+import keras
+
+from commlib import Topology
 from training.config.records import Phase
 from training.run.build import build
 from training.run.checkpointing import restore, states_of
+from training.run.data import Data
+
+
+def replica_of(comm, config, layout=None):
+    """Return the replica of a rank that is a thread; all of them begin with the same weights."""
+    topology = Topology(comm, ranks_per_node=layout)
+    data = Data(config, topology, config.make_dataset())
+    keras.utils.set_random_seed(3)  # and no other rank, a thread, has its turn before the model is there
+    return Replica(config, topology, data)
 
 
 class Replica:

@@ -265,7 +265,7 @@ def in_another_world(folder: str, stop: int) -> None:
     comm.barrier()
     config = configuration(copy, scenario, checkpointed(scenario), "resume=auto")
     run = Run(config, topology)
-    sums = _sum_of_residuals(run, to_resume(config), stop)
+    sums = _sum_of_residuals(run, to_resume(config, config.resume), stop)
     run.fit()
     assert run.first is not None
     residuals = comm.allgather_objects(run.first["residual"].astype(np.float64))

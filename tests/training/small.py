@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 from keras import layers
 
@@ -12,7 +13,7 @@ from tests.launching import DIGITS
 from training import Trainer
 from training.config.config import load
 from training.models import MODELS
-from training.models.heads import image_input
+from training.models.images import image_input
 
 ALONE = ("ranks_per_node=null", "cache={}", "reducer=dense")
 RATE = "learning_rate: {start: 0.1, end: 0.1}"
@@ -45,6 +46,12 @@ def trainer(folder: Path, *words: str, phases: tuple[str, ...] = (phase(steps=4)
         del MODELS["linear"]
 
 
+def assert_same_weights(one: Trainer, other: Trainer) -> None:
+    """Expect two runs to have ended with weights that are equal in every bit."""
+    for found, expected in zip(one.model.weights, other.model.weights, strict=True):
+        np.testing.assert_array_equal(found.numpy(), expected.numpy())
+
+
 def settle(run: Trainer) -> None:
     """Wait for the checkpoint that a run is writing: what a test then leaves is as if that had been quick."""
     if run.checkpointer is not None:
@@ -70,3 +77,8 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
     """Return the metrics of the only run in ``folder``."""
     (run,) = Path(folder).iterdir()
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def records_of(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """Return the records of a kind of the only run in ``folder``."""
+    return [line for line in metrics_of(folder) if line["kind"] == kind]

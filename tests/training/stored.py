@@ -14,4 +14,4 @@ def save_whole(store: Checkpoints, step: int, shared: Any, own: Any, *, best: bo
 
 def newest(store: Checkpoints) -> Checkpoint | None:
     """Return the newest checkpoint that all ranks can read; collective."""
-    return next(store.stored.complete(), None)
+    return next(store.complete(), None)

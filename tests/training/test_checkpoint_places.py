@@ -11,24 +11,14 @@ from commlib import transport
 from datacache.storage import Storage
 from tests.s3_server import BUCKET, s3_server
 from tests.training import small
+from tests.training.refusal import refused
 from tests.training.stored import newest, save_whole
-from tests.training.test_checkpoints import (
-    OWN,
-    SHARED,
-    is_right,
-    of_step,
-    own_tree,
-    same,
-    save,
-    shared_tree,
-)
+from tests.training.test_checkpoints import OWN, SHARED, is_right, of_step, own_tree, same, save, shared_tree
 from tests.training.test_receipt import replayed
 from training.checkpoint.folders import CheckpointFailed, Checkpoints
 from training.checkpoint.places import COMPLETE, Folder, Objects
 from training.config.config import ConfigurationError, load
-from training.config.records import Checkpointing
 from training.process.supervisor import Progress
-from training.run.checkpointing import place_of
 
 DIGITS = "configs/digits.yaml"
 
@@ -80,7 +70,7 @@ def test_all_ranks_find_what_they_saved_last_and_the_best_is_kept(storage):
             kept.append(steps(storage))
             comm.barrier()
         again = Checkpoints(Objects(storage), comm, keep=2)
-        assert again.stored.count() == 3
+        assert again.count() == 3
         return kept, is_right(newest(again), comm, 5), is_right(of_step(again, 2), comm, 2)
 
     kept = [[1], [1, 2], [2, 3], [2, 3, 4], [2, 4, 5]]
@@ -279,32 +269,16 @@ def test_other_hosts_or_ranks_do_not_find_what_they_have_not(tmp_path, capsys, n
 
 IMPOSSIBLE = {
     "{path: 'memory://x'}": "path: expected a folder, or the URL of a storage that outlives",
-    "{path: 'simplecache::s3://x'}": "path: expected a folder, or the URL",
-    "{per_node: true}": "path: expected a folder on each node's disk .*, got none",
-    "{per_node: true, path: 's3://x'}": "path: expected a folder on each node's disk .* s3://x",
+    "{per_node: true}": "path: expected a folder on each node's disk",
     "{path: /x, storage: {attempts: 2}}": "storage: expected none where path is no URL",
-    "{path: 's3://x', storage: {attemts: 2}}": "storage: attemts: .*did you mean .attempts",
+    "{path: 's3://x', storage: {attemts: 2}}": "storage: attemts: ",
 }
 
 
 @pytest.mark.parametrize("given", IMPOSSIBLE)
 def test_a_place_that_cannot_be_is_one_line(given):
-    with pytest.raises(ConfigurationError, match=rf"checkpoints\.{IMPOSSIBLE[given]}") as caught:
+    with refused(f"checkpoints.{IMPOSSIBLE[given]}", ConfigurationError):
         load(DIGITS, [f"checkpoints={given}"])
-    assert "\n" not in str(caught.value)
-
-
-def test_the_place_is_the_run_s_folder_or_one_of_its_identity(tmp_path, monkeypatch):
-    def place(**settings):
-        return str(place_of(tmp_path / "run", Checkpointing(**settings), "1f2e", "node1"))
-
-    monkeypatch.setenv("PASSWORD", "1234")
-    assert place() == str(tmp_path / "run" / "checkpoints")
-    assert place(path="/scratch") == place(path="file:///scratch") == "/scratch/1f2e"
-    assert place(path="/scratch", per_node=True) == "/scratch/1f2e/node1"
-    assert place(path="memory_/x") == "memory_/x/1f2e"
-    with pytest.raises(ValueError, match=r"^checkpoints.path: gone://me:\*\*\*@host/x: .*gone"):
-        place(path="gone://me:${oc.env:PASSWORD}@host/x")
 
 
 # ---------------------------------------------------------------------------------------- runs
@@ -319,10 +293,6 @@ def checkpoints_of(s3):
     listed = ", ".join(f"{key}: '{value}'" for key, value in options.items())
     place = f"path: 's3://{BUCKET}/all', storage: {{options: {{{listed}}}}}"
     return f"checkpoints={{every_steps: 2, every_epochs: null, {place}}}"
-
-
-def weights(run):
-    return [each.numpy() for each in run.model.weights]
 
 
 def test_a_run_whose_checkpoints_are_objects_goes_on_to_the_bit_and_is_replayed(
@@ -341,8 +311,7 @@ def test_a_run_whose_checkpoints_are_objects_goes_on_to_the_bit_and_is_replayed(
     resumed = small.trainer(tmp_path / "runs", *WORDS, elsewhere, "resume=auto", phases=PHASES)
     resumed.fit()
     assert "resumed from step-00000004-" in capsys.readouterr().out
-    for one, other in zip(weights(resumed), weights(whole), strict=True):
-        np.testing.assert_array_equal(one, other)
+    small.assert_same_weights(resumed, whole)
     assert replayed(path, "6:8") == 0
     said = capsys.readouterr().out
     assert "steps 6 to 8, from the checkpoint of step 6" in said

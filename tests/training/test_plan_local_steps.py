@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from commlib import bytes_of_nodes
 from tests.launching import ROOT
 from tests.training.test_plan import cluster as small_cluster
 from tests.training.test_plan import planned
@@ -41,12 +40,6 @@ def test_a_step_has_its_share_of_the_exchanges(cluster, steps, exchanges, reduce
     for phase in (rounds, of_ranks):
         assert phase.step == pytest.approx(phase.computing + phase.messages)
         assert phase.seconds == pytest.approx(STEPS * phase.step)
-
-
-def test_bytes_are_those_of_the_reducer_by_hand(cluster):
-    (phase,) = of_phases(cluster, "reducer: {name: hitopk, density: 0.1}, local_steps: 5")
-    sent = bytes_of_nodes("hitopk", NODES, SIZE, density=0.1)
-    assert phase.slow_bytes == max(each.inter for each in sent) / 5
 
 
 def test_on_one_node_the_replica_is_all_ranks():

@@ -11,12 +11,12 @@ import keras
 import pytest
 
 from tests.launching import DIGITS, launch, run, tail
+from tests.training.refusal import refused
 from tests.training.small import crash_after, phase, trainer
 from training.callbacks.digests import digest_of
 from training.commands import receipt as commands
 from training.receipt.receipt import FILES, Job, Part, Process, Receipt, Source, config_digest, file_of
-from training.receipt.recorded import Recorded, _made_by
-from training.receipt.verify import problems
+from training.receipt.recorded import Recorded, _made_by, problems
 from training.run.provenance import source
 
 MODEL = "model='tests.training.small:linear'"  # by its path, so that config.yaml can name it
@@ -80,7 +80,7 @@ def test_the_receipt_holds_what_a_run_was_made_of_and_digests_of_what_it_left(ma
     receipt = Receipt.read(folder)
     (process,) = receipt.processes
     assert receipt.identity == json.loads((folder / "run.json").read_text())["identity"]
-    assert process.config == config_digest((folder / "config.yaml").read_text())
+    assert process.config == config_digest(folder)
     parts = {name: (part.samples, part.fingerprint) for name, part in process.data.items()}
     assert parts == trained.data.fingerprints()
     assert (process.from_step, process.seed, process.digest_every) == (0, trained.config.seed, 2)
@@ -145,7 +145,7 @@ def test_a_run_as_it_was_written_is_right(folder, capsys):
 
 
 @pytest.mark.parametrize("name", [*sorted(set(FILES) - {"dawnbench.json", "dawnbench.tsv"}), "receipt.json"])
-@pytest.mark.parametrize("how", ["altered", "shortened", "removed"])
+@pytest.mark.parametrize("how", ["altered", "longer", "removed"])
 def test_a_file_that_is_otherwise_is_named(folder, capsys, name, how):
     path = folder / name
     content = bytearray(path.read_bytes())
@@ -153,7 +153,7 @@ def test_a_file_that_is_otherwise_is_named(folder, capsys, name, how):
         path.unlink()
     else:
         content[len(content) // 2] ^= 1
-        path.write_bytes(content if how == "altered" else content[:-2])
+        path.write_bytes(content if how == "altered" else path.read_bytes() + b" \n")
     assert commands.verify([folder]) == 1
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith(f"{path}: ")
@@ -163,18 +163,12 @@ def test_a_file_that_is_otherwise_is_named(folder, capsys, name, how):
 RECORDS = [
     (altered("digest", -1, digest="0" * 16), "metrics.jsonl: digest after step 10: expected "),
     (without("digest", 1), "metrics.jsonl: expected the digest of the weights after step 4, got none"),
-    (altered("digest", 2, steps=4), ": digest: expected one after 4, got 4"),
     (altered("step", 3, step=3), ": step: expected one after 0, 3, got 0, 3"),
     (altered("epoch", -1, top1=0.123), "summary.json: top1: expected 0.123 as in metrics.jsonl, got "),
     (without("summary", 0), "metrics.jsonl: expected the record of the summary, got none"),
     (altered("run", 0, identity="0" * 32), "metrics.jsonl: identity of the latest run: expected "),
     (edited("summary", 0, lambda line: [line, "[]"]), ": expected a record, got what is damaged"),
-    (altered("digest", 0, steps="2"), ": steps: expected a whole number, got '2'"),
-    (
-        lambda folder: (folder / "config.yaml").write_text("seed: 9"),
-        "config.yaml: expected the configuration",
-    ),
-    (lambda folder: (folder / "summary.json").write_text("{}"), "summary.json: tested: expected 360 as in"),
+    (lambda run: (run / "config.yaml").write_text("seed: 9"), "config.yaml: expected the configuration"),
 ]
 
 
@@ -194,14 +188,7 @@ def test_an_altered_receipt_is_found_by_its_own_digest(folder):
     assert found.startswith(f"{folder}/receipt.json: expected digest of the rest ")
 
 
-def test_blanks_appended_to_a_receipt_are_found(folder):
-    with (folder / "receipt.json").open("a") as file:
-        file.write(" \n")
-    (found,) = problems(folder)
-    assert found.startswith(f"{folder}/receipt.json: expected the text that was written")
-
-
-@pytest.mark.parametrize("content", [b"", b"\x80\x04.", b"[]", b'{"format": 2}', b'{"format": 1, "end": 3}'])
+@pytest.mark.parametrize("content", [b"\x80\x04.", b'{"format": 2}', b'{"format": 1, "end": 3}'])
 def test_what_is_no_receipt_is_one_line(folder, content):
     (folder / "receipt.json").write_bytes(content)
     (found,) = problems(folder)
@@ -239,13 +226,6 @@ def test_steps_that_are_made_again_agree_and_the_run_is_untouched(folder, capsys
     assert contents(folder) == before
 
 
-def test_without_steps_those_up_to_the_first_digest_are_made_again(folder, capsys):
-    assert replayed(folder, None) == 0
-    out = capsys.readouterr().out.splitlines()
-    assert out[0] == "no --steps: those up to the first digest, 0:2"
-    assert out[-1] == "1 of 1 digests agree"
-
-
 def test_a_digest_that_was_altered_is_found_from_the_beginning(folder, capsys):
     altered("digest", 0, digest="0" * 16)(folder)
     right = json.loads([line for line in lines_of(folder) if '"digest"' in line][1])["digest"]
@@ -261,7 +241,6 @@ def test_a_digest_that_was_altered_is_found_from_the_beginning(folder, capsys):
     ("name", "damage"),
     [
         ("config.yaml", lambda old: old.replace(b"seed: 1", b"seed: 2")),
-        ("config.yaml", lambda old: old[: len(old) // 2]),
         ("receipt.json", lambda old: old[:99] + b"}" + old[100:]),
     ],
 )
@@ -298,22 +277,6 @@ def test_steps_that_cannot_be_compared_are_refused_in_one_line(made, capsys, ste
     assert re.search(rf"--steps: expected {known}, got {steps}\n$", capsys.readouterr().err)
 
 
-def test_other_data_and_another_configuration_are_refused(folder):
-    recorded = Recorded.of(folder, "2:4")
-    found = {name: (part.samples, part.fingerprint) for name, part in recorded.process.data.items()}
-    recorded.check_data(found)
-    with pytest.raises(ValueError, match="dataset: test samples: expected the 360 samples"):
-        recorded.check_data(found | {"test": (360, "0" * 32)})
-    with pytest.raises(ValueError, match=r"expected 1 ranks, on nodes \[1\] .* got 4, on nodes \[2, 2\]"):
-        recorded.check_job([2, 2])
-    config = (folder / "config.yaml").read_text()
-    (folder / "config.yaml").write_text(config.replace("resume: never", "resume: auto"))
-    Recorded.of(folder, "2:4")
-    (folder / "config.yaml").write_text(config.replace("seed: 1", "seed: 2"))
-    with pytest.raises(ValueError, match=r"config\.yaml: expected the configuration of the steps"):
-        Recorded.of(folder, "2:4")
-
-
 def process(from_step, *nodes, config="a"):
     data = {"training": Part(1, "f")}
     job = Job(sum(nodes), list(nodes), ["h"], "", "")
@@ -329,6 +292,16 @@ def test_steps_of_processes_that_were_not_alike_have_a_first_that_can_be_made_ag
     back = process(2, 1)
     assert _made_by([two, one, again, back], 9) == (back, 2)  # it made what the others had made again
     assert _made_by([process(0, 1), process(3, 1, config="b")], 9)[1] == 3
+
+
+def test_other_data_and_other_ranks_are_refused(folder):
+    recorded = Recorded.of(folder, "2:4")
+    found = {name: (part.samples, part.fingerprint) for name, part in recorded.process.data.items()}
+    recorded.check_data(found)
+    with refused("dataset: test samples: expected the 360 samples"):
+        recorded.check_data(found | {"test": (360, "0" * 32)})
+    with refused("expected 1 ranks, on nodes [1] as in the run, got 4, on nodes [2, 2]"):
+        recorded.check_job([2, 2])
 
 
 @pytest.mark.large

@@ -1,7 +1,6 @@
 """What a run leaves in its folder, whatever names its data have and however full the disk is; its lock."""
 
 import errno
-import itertools
 import json
 import multiprocessing
 import os
@@ -12,18 +11,15 @@ import sys
 from pathlib import Path
 from unittest.mock import Mock
 
-import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
 from PIL import Image
 
+from tests.faults.jobs import weights_of
 from tests.training import holding
 from tests.training.small import metrics_of, phase, trainer
 from training import run_folder
-from training.results import Ranks
-from training.run.events import run_begun
-from training.run.trainer import Trainer
 from training.run_folder import RunFolder, RunIsAlive, RunLock, WeightsNotSaved, to_resume
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -33,14 +29,6 @@ NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 def only_run(folder: Path) -> Path:
     (run,) = Path(folder).iterdir()
     return run
-
-
-def weights_of(run: Path) -> list[np.ndarray]:
-    """Return the arrays of a file of weights, by their places in it."""
-    found = {}
-    with h5py.File(run / "model.weights.h5") as file:
-        file.visititems(lambda name, item: found.update({name: item[()]} if hasattr(item, "shape") else {}))
-    return [found[name] for name in sorted(found)]
 
 
 # ------------------------------------------------------------------------- names that are no text
@@ -65,8 +53,8 @@ def test_weights_are_saved_where_a_picture_that_cannot_be_decoded_has_a_name_tha
     run = trainer(tmp_path / "runs", data, phases=(phase(epochs=2, batch=3),))
     run.fit()
     folder = only_run(tmp_path / "runs")
-    saved = weights_of(folder)
-    assert sum(each.size for each in saved) == run.parts.exchange.gradients.size
+    saved = weights_of(tmp_path)
+    assert sum(each.size for each in saved.values()) == run.parts.exchange.gradients.size
     line = r"a/\xff\x1b[2J.png (sample 4) cannot be decoded: a/0.png (sample 0) stood in"
     assert line in capsys.readouterr().out.splitlines()
     content = (folder / "metrics.jsonl").read_bytes().decode("utf-8")  # and nothing that is no Unicode
@@ -91,14 +79,14 @@ def test_weights_are_saved_before_anything_is_told(tmp_path):
 
 
 def test_metrics_that_cannot_be_written_cost_neither_the_run_nor_its_weights(tmp_path, monkeypatch, capsys):
-    run = trainer(tmp_path, "log_every=1")
+    run = trainer(tmp_path / "runs", "log_every=1")
     monkeypatch.setattr(run_folder._Lines, "append", Mock(side_effect=NO_ROOM))
     run.fit()
-    folder = only_run(tmp_path)
+    folder = only_run(tmp_path / "runs")
     first, last = capsys.readouterr().err.splitlines()
     assert first.startswith(f"cloudtrain: warning: {folder / 'metrics.jsonl'}: cannot be written: No space")
     assert last == f"cloudtrain: warning: {folder / 'metrics.jsonl'}: 9 lines are missing in it"
-    assert weights_of(folder)
+    assert weights_of(tmp_path)
     assert json.loads((folder / "summary.json").read_text())["tested"] == 360
 
 
@@ -165,36 +153,21 @@ def train_where_no_file_may_grow(folder: Path) -> None:
     (folder / "problem").write_text(str(caught.value))
 
 
-def full_disk(monkeypatch, name, *writes):
-    """Fill the disk for the file of this name, always or at the writes that are given as true."""
-    write, full = run_folder.write_whole, iter(writes) if writes else itertools.repeat(True)
+@pytest.mark.parametrize("name", ["config.yaml", "dawnbench.json"])
+def test_a_disk_that_is_full_from_the_beginning_is_one_line(tmp_path, monkeypatch, name):
+    run = trainer(tmp_path, "target={metric: top1, at_least: 0.99}")
+    write = run_folder.write_whole
 
     def write_or_fail(path, content):
-        if path.name == name and next(full):
+        if path.name == name:
             raise NO_ROOM
         write(path, content)
 
     monkeypatch.setattr(run_folder, "write_whole", write_or_fail)
-
-
-@pytest.mark.parametrize("name", ["config.yaml", "dawnbench.json"])
-def test_a_disk_that_is_full_from_the_beginning_is_one_line(tmp_path, monkeypatch, name):
-    run = trainer(tmp_path, "target={metric: top1, at_least: 0.99}")
-    full_disk(monkeypatch, name)
     with pytest.raises(ValueError, match="expected room for .*No space left on device") as caught:
         run.fit()
     assert str(only_run(tmp_path)) in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_lines_of_dawnbench_that_do_not_fit_come_with_the_next_epoch(tmp_path, monkeypatch, capsys):
-    words = ("target={metric: top1, at_least: 1.0}",)
-    run = trainer(tmp_path, *words, phases=(phase(epochs=3, batch=400),))
-    full_disk(monkeypatch, "dawnbench.tsv", False, True, False, False)  # the header, then three epochs
-    run.fit()
-    assert capsys.readouterr().err.count("dawnbench.tsv: cannot be written: No space left on device") == 1
-    lines = (only_run(tmp_path) / "dawnbench.tsv").read_text().splitlines()
-    assert [line.split("\t")[0] for line in lines] == ["epoch", "1", "2", "3"]
 
 
 def test_results_are_for_whom_the_umask_says(tmp_path):
@@ -243,8 +216,8 @@ def test_a_run_that_is_still_trained_is_not_joined(tmp_path):
 def test_a_run_that_has_no_checkpoint_yet_is_not_doubled_by_resume_auto(tmp_path):
     config = trainer(tmp_path, *CHECKPOINTED).config
     with RunFolder(config) as run, pytest.raises(RunIsAlive, match=f"got {run.path}, which is being trained"):
-        to_resume(config)
-    assert to_resume(config) is None  # it left nothing to go on with
+        to_resume(config, config.resume)
+    assert to_resume(config, config.resume) is None  # it left nothing to go on with
 
 
 def test_of_two_processes_that_found_the_same_run_one_gets_it(tmp_path, monkeypatch):
@@ -317,18 +290,6 @@ def test_epochs_of_one_rank_name_no_reducer_and_it_switches_none(tmp_path, capsy
     assert "hitopk" not in said
 
 
-def test_a_first_step_that_is_faster_than_others_is_no_negative_stall(tmp_path, monkeypatch):
-    run = trainer(tmp_path, phases=(phase(steps=2), phase(steps=3)))
-    note = Trainer._note_stall
-
-    def note_of_a_fast_step(self, of_phase):
-        self._first_step_seconds = 0.0
-        note(self, of_phase)
-
-    monkeypatch.setattr(Trainer, "_note_stall", note_of_a_fast_step)
-    assert [each.stall_seconds for each in run.fit().phases] == [None, 0.0]
-
-
 # ---------------------------------------------------------------------------------- what it is made with
 
 
@@ -354,14 +315,3 @@ def test_the_first_record_says_what_a_run_is_made_with_and_masks_secrets(tmp_pat
     assert (first["transport"], first["reducers"]) == ("none", [])
     summary = json.loads((only_run(tmp_path) / "summary.json").read_text())
     assert (summary["ranks"], summary["nodes"], summary["hosts"]) == (1, [1], [host])
-
-
-def test_a_run_on_several_ranks_names_its_reducers(tmp_path):
-    config = trainer(tmp_path, "reducer=hitopk").config
-    ranks = Ranks(4, [2, 2], ["a", "b"])
-    record = run_begun("abc", ranks, config, on_gpus=False).record()
-    assert record["transport"] == "mpi"  # not auto: what it has become
-    assert run_begun("abc", ranks, config, on_gpus=True).record()["transport"] == "nccl"
-    assert [each["name"] for each in record["reducers"]] == ["hitopk"]
-    assert (record["ranks"], record["nodes"], record["hosts"]) == (4, [2, 2], ["a", "b"])
-    assert json.loads(json.dumps(record)) == record

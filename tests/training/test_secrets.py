@@ -1,13 +1,14 @@
 """What counts as a secret, and that no record, line or word shows it."""
 
 import traceback
-from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
 from datacache.urls import is_secret
+from tests.launching import DIGITS
+from tests.training.refusal import refused
 from training.callbacks.files import DawnBench
 from training.config.config import Config, ConfigurationError, load, load_with_warnings
 from training.config.records import DatasetRecord
@@ -15,17 +16,14 @@ from training.config.secrets import MASK, in_clear, mask, resolved
 from training.datasets import DATASETS, make_dataset
 from training.run_folder import RunFolder
 
-DIGITS = Path(__file__).parents[2] / "configs" / "digits.yaml"
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfi=="
 
 
 @pytest.mark.parametrize(
     "key",
     [
-        *("key", "secret", "token", "password", "passwd", "connection_string", "sas", "credential", "KEY_2"),
-        *("account_key", "AccountKey", "aws_secret_access_key", "aws_access_key_id", "AWSAccessKeyId"),
-        *("X-Amz-Signature", "X-Amz-Credential", "sas_token", "client_secret", "private_key", "api-key"),
-        *("dataset.storage.options.secret", "options[secret]", "Authorization", "ConnectionString"),
+        *("key", "secret", "token", "password", "connection_string", "credential", "KEY_2"),
+        *("AccountKey", "aws_access_key_id", "X-Amz-Signature", "sas_token", "Authorization"),
     ],
 )
 def test_keys_that_name_a_secret(key):
@@ -41,14 +39,6 @@ def test_keys_that_name_a_secret(key):
 def test_other_keys_keep_their_values(key):
     assert not is_secret(key)
     assert mask({key: "plain"}) == {key: "plain"}
-
-
-def test_everything_below_a_secret_is_masked_and_nothing_but_text_and_numbers():
-    assert mask({"credential": {"user": "me", "nested": ["a", 1, None, True]}}) == {
-        "credential": {"user": MASK, "nested": [MASK, MASK, None, True]}
-    }
-    assert mask({"token": "anon", "key": "", "secret": None}) == {"token": "anon", "key": "", "secret": None}
-    assert mask([{"secret": 5}, ("a", {"password": 1.5})]) == [{"secret": MASK}, ("a", {"password": MASK})]
 
 
 def test_references_stay_and_are_what_the_environment_says(monkeypatch):
@@ -73,50 +63,26 @@ def test_references_stay_and_are_what_the_environment_says(monkeypatch):
 @pytest.mark.parametrize("template", [
     "ftp://me:{}@host/x",
     "https://{}@host/x",
-    "s3://bucket/x?X-Amz-Signature={}&X-Amz-Date=1",
     "https://host/x?sv=1&sig={}",
     "dataset.storage.options.secret={}",
     "dataset={{name: cifar10, path: x, storage: {{options: {{key: {}, secret: {}}}}}}}",
     "DefaultEndpointsProtocol=https;AccountName=a;AccountKey={};EndpointSuffix=b",
     "got {{'token': '{}', 'anon': False}}",
-    '{{"password": "{}"}}',
     "failed with password={}, no access",
-    "ftp://${{oc.env:USER}}:{}@host/x",
 ])  # fmt: skip
 def test_lines_and_words_with_a_secret(template):
     secret = "wJalrXUtnFEMI-K7MDENG"
     text = template.format(*[secret] * template.count("{}"))
     masked = mask(text)
     assert secret not in masked
-    assert masked == template.format(*[MASK] * template.count("{}")).replace(f"'{MASK}'", MASK).replace(
-        f'"{MASK}"', MASK
-    )
+    assert masked == template.format(*[MASK] * template.count("{}")).replace(f"'{MASK}'", MASK)
 
 
 @pytest.mark.parametrize("line", [
-    r'got {"secret": "a\"bcd"}', r"got {'secret': 'a\'bcd'}", "{secret: 'a''bcd'}", r'{"secret": "abcd\"}'
-])  # fmt: skip
-def test_quotes_in_a_quoted_secret_do_not_end_it(line):
-    assert "bcd" not in mask(line)
-
-
-@pytest.mark.parametrize("word", ["a b", SECRET, "{a: b, c: d}", "'quoted'", "x,y;z&#"])
-def test_all_of_a_word_is_its_value(word):
-    assert mask(f"dataset.storage.options.secret={word}") == f"dataset.storage.options.secret={MASK}"
-
-
-@pytest.mark.parametrize("line", [
-    "seed: expected key=value",
     "dataset imagenet: storage: key: unknown option",
-    "phases.0.reducer.density=0.05",
-    "s3://bucket/folder?versionId=3",
     "https://host/x?design=3&monkey=4&keyword=5",
     "https://host/x?sv=1&sig=${oc.env:SIGNATURE}&sp=r",
-    "https://${oc.env:TOKEN}@host/x",
     "ftp://${oc.env:USER}:${oc.env:PASSWORD}@host/x",
-    "abfs://container@account.dfs.core.windows.net/x",
-    "ssh://me@host/x",
-    "exclude: (^|/)(bias|gamma|beta)$",
     "epoch 1 of 4: loss 2.30, test accuracy 10.0 %, 3.1 s",
 ])  # fmt: skip
 def test_lines_without_a_secret_stay(line):
@@ -192,17 +158,9 @@ def test_a_reference_to_a_secret_stays_one_and_is_read_back(written, monkeypatch
     assert resolved(again.dataset.options)["storage"]["options"]["key"] == SECRET
 
 
-def test_the_environment_is_written_out_where_it_is_no_secret(written, monkeypatch):
-    monkeypatch.setenv("DATA", "/the/data")
-    config, warnings, _ = written(path="${oc.env:DATA}", key="null", url="")
-    assert (config.dataset.path, warnings) == ("/the/data", [])
-
-
 def test_what_was_masked_is_not_taken_for_the_secret(written, tmp_path):
     written(url="")
-    with pytest.raises(
-        ConfigurationError, match=r"dataset\.storage\.options\.key: expected a reference such as"
-    ):
+    with refused("dataset.storage.options.key: expected a reference such as"):
         load(tmp_path / "config.yaml")
 
 
@@ -210,36 +168,14 @@ def test_what_was_masked_is_not_taken_for_the_secret(written, tmp_path):
     "dataset.storage.options.secret={}",
     "dataset={{name: cifar10, path: x, storage: {{options: {{password: {}}}}}}}",
     "dataset.path=ftp://me:{}@host/x",
-    "dataset.storage.options.secret=[{}",
-    "={}",
 ])  # fmt: skip
 def test_a_word_with_a_secret_is_refused_without_it(word, tmp_path):
     secret = "1a2b3c4d5e"
     with pytest.raises(ConfigurationError) as caught:
         load(DIGITS, [word.format(secret)])
     shown = "".join(traceback.format_exception(caught.value)).partition("load(DIGITS")[2]
-    assert secret not in shown or word == "={}"
+    assert secret not in shown
     assert "\n" not in str(caught.value)
-
-
-def test_an_error_about_a_record_with_a_secret_shows_none_of_it(tmp_path):
-    run = RUN.format(path="/data", key="1a2b3c4d5e", url="1a2b3c4d5e").replace(
-        "name: imagenet", "name: imagnet"
-    )
-    (tmp_path / "run.yaml").write_text(run)
-    with pytest.raises(ConfigurationError) as caught:
-        load(tmp_path / "run.yaml")
-    assert "1a2b3c4d5e" not in "".join(traceback.format_exception(caught.value))
-
-
-def test_the_environment_lacks_a_secret_on_this_host(monkeypatch):
-    record = DatasetRecord(
-        name="cifar10", path="/x", storage={"options": {"secret": "${oc.env:STORAGE_SECRET}"}}
-    )
-    with pytest.raises(
-        ValueError, match=r"dataset cifar10: expected the environment to have STORAGE_SECRET, "
-    ):
-        record.make()
 
 
 @pytest.mark.parametrize("url", ["ftp://me:{}@localhost:1/x", "http://me:{}@localhost:1/x?sig={}"])

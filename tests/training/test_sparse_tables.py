@@ -4,12 +4,11 @@ import keras
 import numpy as np
 import pytest
 
-from commlib import Topology
 from commlib.transport import simulated
 from datacache import Batch
 from tests.extent import more
 from tests.training import small
-from tests.training.replicas import Replica
+from tests.training.replicas import replica_of
 from tests.training.stored import newest, save_whole
 from training import Trainer
 from training.checkpoint.folders import Checkpoints
@@ -17,7 +16,6 @@ from training.checkpoint.places import Folder
 from training.config.config import ConfigurationError, load
 from training.models import MODELS
 from training.results import StepHyperparameters
-from training.run.data import Data
 
 TOKENS, UNITS, CLASSES, BATCH, STEPS = 40, 6, 4, 4, 3
 TABLES = (0, 3)  # of the variables of the model below
@@ -63,13 +61,6 @@ def _small_model(monkeypatch):
 def configured(folder, *words, text=CLASSIFIER):
     (folder / "my.yaml").write_text(text)
     return load(folder / "my.yaml", [f"output={folder}/runs", *words])
-
-
-def replica_of(comm, config):
-    topology = Topology(comm)
-    data = Data(config, topology, config.make_dataset())
-    keras.utils.set_random_seed(3)  # and no other rank, a thread, has its turn before the model is there
-    return Replica(config, topology, data)
 
 
 def batch_of(rank, step):
@@ -230,20 +221,6 @@ def test_a_checkpoint_is_read_with_and_without_sparse_tables(tmp_path, before, a
     if before == after and world_size == 2:
         for (_, one), (_, other) in zip(wrote, found, strict=True):
             assert bits(one) == bits(other)
-
-
-def test_a_run_says_which_tables_are_sparse_and_goes_to_its_end(tmp_path, capsys):
-    keras.utils.clear_session()
-    run = Trainer(configured(tmp_path, SPARSE))
-    summary = run.fit()
-    said = capsys.readouterr().out
-    assert "stay rows: two_tables/embedding/embeddings, two_tables/scores/embeddings" in " ".join(
-        said.split()
-    )
-    assert np.isfinite(summary.metrics["accuracy"])
-    assert run.parts.exchange.gradients.size == sum(
-        variable.numpy().size for variable in run.parts.model.variables
-    )
 
 
 GPT = """

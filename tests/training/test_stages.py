@@ -10,13 +10,13 @@ from tests.training.small import metrics_of, phase, trainer
 from training.results import (
     EpochAccumulator,
     LoopSeconds,
+    PhaseResult,
     Slowest,
-    StageMeans,
     StageSums,
     Step,
     means_over_ranks,
-    shown,
 )
+from training.tasks.task import Tested
 
 ALL_STAGES = [
     *("data_wait", "forward_backward", "exchange_wait", "norms", "update"),
@@ -88,15 +88,6 @@ def test_the_loop_measures_each_part_of_a_step(tmp_path, is_finite):
     assert (epoch["hidden_seconds"], epoch["hidden_share"], epoch["slowest"]) == (0.0, None, None)
 
 
-def test_the_share_that_is_hidden_is_that_of_what_ran_in_the_background():
-    sums = StageSums()
-    sums.add(step_of(0))
-    assert sums.hidden_share is None
-    sums.add(step_of(0, busy=4.0, hidden=3.0))
-    sums.add(step_of(0, busy=4.0, hidden=0.0))
-    assert sums.hidden_share == 3 / 8
-
-
 # -------------------------------------------------------------------------------------------- all ranks
 
 
@@ -105,7 +96,8 @@ def test_an_epoch_has_the_means_of_all_ranks_and_the_slowest_of_them():
         accumulator = EpochAccumulator()
         for hidden in (0.0, 1.0 + comm.rank):
             accumulator.add(step_of(comm.rank % 3, busy=5.0, hidden=hidden))
-        return accumulator.over_ranks(comm, dense_step_bytes=7)
+        of = PhaseResult("hitopk", "6 px", 1)
+        return accumulator.result(comm, 7, epoch=0, phase=of, tested=Tested({}, 0), run_seconds=1.0)
 
     totals, *others = simulated.run(body, 4)
     assert others == [totals] * 3  # on every rank
@@ -118,7 +110,7 @@ def test_an_epoch_has_the_means_of_all_ranks_and_the_slowest_of_them():
     assert means.hidden_share == pytest.approx((1 + 2 + 3 + 4) / 40)
     # data wait, forward and backward, selection: 8, 10, 12 and 8 seconds a step
     assert means.slowest == Slowest(2, pytest.approx(12 / 9.5 - 1))
-    assert totals.sent == LinkBytes(8, 16)
+    assert (totals.sent_intra_bytes, totals.sent_inter_bytes) == (8, 16)
     assert (totals.loss, totals.dense_inter_bytes) == (0.5, 4 * 2 * 7)
 
 
@@ -128,15 +120,3 @@ def test_waiting_for_others_makes_no_rank_the_slowest():
     for sums, step in zip(of_ranks, (waiting, step_of(1), step_of(0)), strict=True):
         sums.add(step)
     assert means_over_ranks(of_ranks).slowest.rank == 1
-
-
-def test_without_a_step_there_is_nothing_to_tell():
-    assert means_over_ranks([StageSums(), StageSums()]) == StageMeans()
-    assert shown(None, None) == ""
-    assert shown(0.0, Slowest(12, 0.004)) == "  hidden 0%  slowest rank 12 (+0%)"
-
-
-def test_a_checkpoint_has_no_times():
-    accumulator = EpochAccumulator()
-    accumulator.add(step_of(0))
-    assert set(accumulator.as_tree()) == {"losses", "finite", "steps", "sent"}

@@ -4,7 +4,7 @@ import pytest
 
 from training.config.records import Target
 from training.results import EpochResult, PhaseResult, Ranks, Slowest, StageMeans, Summary
-from training.run.lines import closing_lines, epoch_line
+from training.run.events import closing_lines, epoch_line
 from training.tasks.image_classification import ImageClassification
 from training.tasks.task import Metric
 
@@ -47,22 +47,12 @@ STAGES = StageMeans(hidden_share=0.834, slowest=Slowest(3, 0.12))
             f"{LINE}{BETWEEN}".replace("test accuracy  90.0%", "not tested".ljust(20)),
         ),
         ({"stages": STAGES}, 8, f"{LINE}{BETWEEN}  hidden 83%  slowest rank 3 (+12%)"),
-        ({"loss": None, **ONE_NODE}, 8, LINE.replace("0.250", "nan")),
         ({"reducer": None, **ONE_NODE}, 0, LINE.replace("hitopk    ", "")),
     ],
-    ids=["plain", "not tested", "stages", "one node", "one rank"],
+    ids=["plain", "not tested", "stages", "one rank"],
 )
 def test_an_epoch_is_one_line(changes, width, line):
     assert epoch_line(epoch(**changes), TASK, epochs=20, width=width) == line
-
-
-def test_a_summary_takes_over_another_and_leaves_out_phases_that_are_gone():
-    phases = [PhaseResult("hitopk", "6 px", 3, 1, 2, 3, 0.5), PhaseResult("dense", "8 px", 1)]
-    before = Summary({"top1": 0.6}, 5, 6.0, 0.75, True, 0.0, phases)
-    summary = Summary(phases=[PhaseResult("gtopk", "6 px", 9)])
-    summary.restore(before)
-    kept = [PhaseResult("gtopk", "6 px", 9, 1, 2, 3, 0.5)]
-    assert summary == Summary({"top1": 0.6}, 5, 6.0, 0.75, True, 0.0, kept)
 
 
 def judged(summary, target, *results, metrics=TASK.metrics):
@@ -80,12 +70,6 @@ def test_a_summary_keeps_the_last_test_and_the_best_of_what_counts():
     assert not summary.reached
     assert judged(summary, target, {"top1": 0.5, "top5": 1.0}) == [True]
     assert summary.reached
-
-
-def test_without_a_target_the_first_metric_counts():
-    summary = Summary()
-    assert judged(summary, None, {"top1": 0.90, "top5": 0.99}, {"top1": 0.91, "top5": 0.95}) == [True, True]
-    assert (summary.best, summary.reached) == (0.91, False)
 
 
 def test_of_some_metrics_lower_values_are_better_and_none_is_no_number():
@@ -133,17 +117,6 @@ def test_skipped_steps_a_residual_left_and_a_phase_that_sent_nothing_are_told():
     assert "  phase 1, hitopk: 0.00 MB of 0.00 MB (nothing)" in lines
     assert "5 steps were skipped: a NaN or an infinity in the gradients" in lines
     assert "unsent residual at the end: norm 0.5 on rank 0 (not applied)" in lines
-    one = [PhaseResult("dense", "6 px", 1), PhaseResult("dense", "6 px", 1, skipped_steps=1)]
-    assert "1 step was skipped: a NaN or an infinity in the gradients" in closing(phases=one)
-
-
-def test_of_short_stops_between_phases_nothing_is_said():
-    phases = [PhaseResult("dense", "6 px", 1, stall_seconds=each) for each in (None, 0.0, 0.09, 2.34)]
-    of_all, of_short = (
-        [line for line in closing(phases=each) if "stood" in line] for each in (phases, phases[:3])
-    )
-    assert of_all == ["training stood still between phases: 2.3 s before phase 4"]
-    assert of_short == []
 
 
 def test_of_many_hosts_the_first_are_named():

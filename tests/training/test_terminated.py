@@ -5,14 +5,13 @@ import os
 import signal
 import threading
 
-import numpy as np
 import pytest
 
 from tests.training import small
 from training.checkpoint import folders
 from training.checkpoint.folders import CheckpointFailed
 from training.checkpoint.serialization import write_tree
-from training.process.job import Preempted, terminations
+from training.process.job import Preempted
 from training.process.start_rank import ASKS_TO_END
 
 CHECKPOINTED = "checkpoints={every_steps: 3, every_epochs: null}"
@@ -34,15 +33,6 @@ def before_step(run, number, function):
     run.parts.step.take = step
 
 
-def recorded(folder, kind):
-    return [line for line in small.metrics_of(folder) if line["kind"] == kind]
-
-
-def same_weights(one, other):
-    pairs = zip(one.model.weights, other.model.weights, strict=True)
-    return all(np.array_equal(first.numpy(), second.numpy()) for first, second in pairs)
-
-
 # ----------------------------------------------------------------------------------- SIGTERM
 
 
@@ -61,11 +51,11 @@ def test_a_run_that_is_to_end_stops_with_a_checkpoint_and_goes_on_to_the_bit(tmp
         in capsys.readouterr().out
     )
     assert [signal.getsignal(each) for each in (signal.SIGTERM, ASKS_TO_END)] == handlers
-    assert [line["steps"] for line in recorded(tmp_path / "stopped", "checkpoint")] == [3, 5]
+    assert [line["steps"] for line in small.records_of(tmp_path / "stopped", "checkpoint")] == [3, 5]
     again = trainer(tmp_path / "stopped", CHECKPOINTED, "resume=auto")
     again.fit()
-    assert [line["steps"] for line in recorded(tmp_path / "stopped", "resume")] == [5]
-    assert same_weights(whole, again)
+    assert [line["steps"] for line in small.records_of(tmp_path / "stopped", "resume")] == [5]
+    small.assert_same_weights(whole, again)
 
 
 def test_the_end_of_an_epoch_is_not_cut_off_from_its_test(tmp_path):
@@ -74,20 +64,7 @@ def test_the_end_of_an_epoch_is_not_cut_off_from_its_test(tmp_path):
     with pytest.raises(Preempted) as caught:
         run.fit()
     assert caught.value.step == 8
-    assert len(recorded(tmp_path, "epoch")) == 1
-
-
-def test_outside_of_the_main_thread_nothing_is_caught():
-    caught = []
-
-    def body():
-        with terminations() as received:
-            caught.append((received, signal.getsignal(signal.SIGTERM)))
-
-    thread = threading.Thread(target=body)
-    thread.start()
-    thread.join()
-    assert caught == [([], signal.getsignal(signal.SIGTERM))]
+    assert len(small.records_of(tmp_path, "epoch")) == 1
 
 
 # ------------------------------------------------------------------------------ in the background
@@ -123,8 +100,8 @@ def test_training_goes_on_while_a_checkpoint_is_written_as_it_was(tmp_path, monk
     assert seen == [(2, [])]
     again = trainer(tmp_path / "held", *words, "resume=auto")
     again.fit()
-    assert [line["steps"] for line in recorded(tmp_path / "held", "resume")] == [3]
-    assert same_weights(whole, again)
+    assert [line["steps"] for line in small.records_of(tmp_path / "held", "resume")] == [3]
+    small.assert_same_weights(whole, again)
 
 
 def test_the_next_checkpoint_and_the_end_wait_for_the_one_before(tmp_path, monkeypatch):
@@ -132,7 +109,7 @@ def test_the_next_checkpoint_and_the_end_wait_for_the_one_before(tmp_path, monke
     held(monkeypatch, go)
     before_step(run, 5, lambda: threading.Timer(0.3, go.set).start())
     run.fit()
-    first, *others = recorded(tmp_path, "checkpoint")
+    first, *others = small.records_of(tmp_path, "checkpoint")
     assert [each["steps"] for each in (first, *others)] == [3, 6, 7, 8]  # the first test is the best so far
     assert first["write_seconds"] >= first["wait_seconds"] > 0
     assert (next(tmp_path.iterdir()) / "summary.json").exists()

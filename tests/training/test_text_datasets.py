@@ -6,15 +6,7 @@ import pytest
 from datacache import unpack_tokens
 from tests.training.test_vocabulary import WORDS, sentences
 from training.config.config import load
-from training.datasets import (
-    DATASETS,
-    LabelledTextDataset,
-    ParallelTextDataset,
-    TextDataset,
-    make_dataset,
-    vocabulary,
-)
-from training.datasets.synthetic import STAND_INS
+from training.datasets import LabelledTextDataset, ParallelTextDataset, TextDataset, make_dataset, vocabulary
 
 WORD_VOCABULARY = {"size": 4 + len(WORDS), "type": "word"}
 
@@ -119,10 +111,8 @@ def test_manifests_that_are_stored_are_those_of_the_vocabulary(put, tmp_path):
     [
         ("text", {"train": "x.txt"}, "x.txt: no such file"),
         ("text", {}, "expected the files train.txt and test.txt, or ptb.train.txt and "),
-        ("parallel_text", {}, "train.de: no such file"),
         ("parallel_text", {"target": "fr"}, "test.fr: no such file"),
         ("parallel_text", {"target": "nl"}, "got 2 in train.en and 1 in train.nl: line 2 of train.en has no"),
-        ("labelled_text", {}, "expected the files train.tsv and test.tsv, or atis-2.train"),
         ("labelled_text", {"train": "train.en", "test": "test.en"}, "train.en: line 1: expected label<TAB>"),
         ("text", {"train": "train.en", "test": "test.en"}, r"vocabulary.size: expected at most \d+ for this"),
     ],
@@ -165,14 +155,3 @@ def test_generated_translations_and_labels_follow_their_rule():
     labelled = make_dataset("synthetic_text", kind="labelled", tokens=25, samples=50, classes=3)
     firsts = [int(text.split()[0]) % 3 for text in texts_of(labelled, "training")]
     assert labelled.manifest("training").labels.tolist() == firsts and labelled.classes == 3
-
-
-@pytest.mark.parametrize("name", ["text", "parallel_text", "labelled_text"])
-def test_a_generated_text_stands_in_for_files_that_are_not_there(name):
-    keys = STAND_INS[name]({"name": name, "path": "/nowhere", "vocabulary": {"size": 300}})
-    dataset = make_dataset(**{**keys, "samples": 5})
-    assert dataset.vocabulary_size == 300
-    assert {"text": TextDataset, "parallel_text": ParallelTextDataset}.get(name, LabelledTextDataset) is type(
-        dataset
-    )
-    assert set(keys) - {"name"} <= set(DATASETS["synthetic_text"].__kwdefaults__)

@@ -2,22 +2,17 @@
 
 import json
 
-import keras
 import pytest
 
-from commlib import Topology
 from commlib.trace import ClockOffset, Span
 from commlib.transport import simulated
 from tests.gpu.test_training import batch_of, config_of, two_layers
 from tests.test_trace import Ahead
-from tests.training.replicas import Replica
+from tests.training.replicas import replica_of
 from tests.training.small import metrics_of, phase, trainer
-from training.callbacks.tracing import RankTrace, Tracing, merged
-from training.config.config import ConfigurationError
-from training.datasets import make_dataset
+from training.callbacks.tracing import Profiler, RankTrace, merged
 from training.models import MODELS
 from training.results import StepHyperparameters
-from training.run.data import Data
 from training.run_folder import RunFolder
 
 LOOP_STAGES = ["data_wait", "forward_backward", "exchange_wait", "norms", "update"]
@@ -64,29 +59,27 @@ def check(trace, ranks):
 # ---------------------------------------------------------------------------------------- many ranks
 
 
-def traced(comm, config, dataset, asked, steps, ahead):
+def traced(comm, config, asked, steps, ahead):
     """Take steps on ranks whose clocks are ``ahead``; return the trace, and when the steps were."""
     comm = Ahead(comm, ahead[comm.rank])
-    keras.utils.set_random_seed(3)
-    topology = Topology(comm, ranks_per_node=2)
-    replica = Replica(config, topology, Data(config, topology, dataset))
+    replica = replica_of(comm, config, 2)
     (only,) = config.phases
-    backward, tracing, times = replica.backward_of(only), Tracing(asked, replica), []
+    backward, profiler, times = replica.backward_of(only), Profiler(asked), []
     for number in range(1, steps + 1):
         comm.barrier()
         start = comm.now()
         replica.step(backward, batch_of(comm.rank, number), StepHyperparameters(0.1, 0.9))
         end = comm.now()
         times.append((start - ahead[comm.rank], end - ahead[comm.rank]))
-        if tracing.add_step(number, start, end):
-            traces = tracing.end()
+        if profiler.add_step(replica, number, start, end):
+            traces = profiler.end(replica)
     return merged(traces), times
 
 
 def traced_on(world_size, *words, ahead=(0.0, 0.0, 0.0, 0.0)):
     """Trace two of five steps."""
-    config, dataset = config_of(*words, reducers=("hitopk",)), make_dataset("digits")
-    return simulated.run(lambda comm: traced(comm, config, dataset, 2, 5, ahead), world_size)
+    config = config_of(*words, reducers=("hitopk",))
+    return simulated.run(lambda comm: traced(comm, config, 2, 5, ahead), world_size)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -171,22 +164,17 @@ def _is_inside(span, outer):
     return outer["ts"] - 1e-3 <= span["ts"] and end <= outer["ts"] + outer["dur"] + 1e-3
 
 
+def test_a_run_of_one_step_says_that_it_has_none_to_trace(tmp_path, capsys):
+    trainer(tmp_path, "trace=1", phases=(phase(steps=1),)).fit()
+    assert "trace: no step" in capsys.readouterr().out
+    assert not list(tmp_path.glob("*/trace.json"))
+
+
 def test_a_run_of_fewer_steps_writes_those_that_there_are(tmp_path, capsys):
     trainer(tmp_path, "trace=100", phases=(phase(steps=3),)).fit()
     steps = [span for span in spans_of(trace_of(tmp_path)) if span["name"].startswith("step")]
     assert names_of(steps) == ["step 2", "step 3"]
     assert "trace of 2 steps: " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("words", [["trace=1"], []])
-def test_a_run_of_one_step_says_that_it_has_none_to_trace_if_it_was_asked(tmp_path, capsys, words):
-    run = trainer(tmp_path, *words, phases=(phase(steps=1),))
-    run.fit()
-    (folder,) = tmp_path.iterdir()
-    assert not (folder / "trace.json").exists()
-    assert not any(line["kind"] == "trace" for line in metrics_of(tmp_path))
-    assert ("trace: no step" in capsys.readouterr().out) == bool(words)
-    assert run.parts.step.stopwatch.recorder is run.parts.exchange.gradients.exchange._recorder is None
 
 
 def test_a_trace_that_does_not_fit_on_the_disk_costs_the_run_nothing(tmp_path, monkeypatch, capsys):
@@ -203,9 +191,3 @@ def test_a_trace_that_does_not_fit_on_the_disk_costs_the_run_nothing(tmp_path, m
     said = capsys.readouterr()
     assert "trace.json: cannot be written: No space left on device; training goes on" in said.err
     assert "trace of" not in said.out
-
-
-@pytest.mark.parametrize("given", ["0", "1.5", "true"])
-def test_a_number_of_steps_that_is_none_is_one_line(tmp_path, given):
-    with pytest.raises(ConfigurationError, match=f"trace: .* got {given.title()}$"):
-        trainer(tmp_path, f"trace={given}")

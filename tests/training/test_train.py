@@ -14,7 +14,6 @@ from tests.launching import (
     ROOT,
     errors,
     launch,
-    mpirun,
     python_on_ranks,
     run,
     tail,
@@ -101,32 +100,6 @@ def test_a_run_says_what_it_does_reaches_its_accuracy_and_sends_less(tmp_path, n
     assert errors(result) == ""
 
 
-# On three ranks they divide unevenly; test_resume.py trains with all.
-UNEVEN = ("gtopk", "oktopk", "hioktopk")
-
-
-@pytest.fixture(scope="module")
-def three_ranks(tmp_path_factory):
-    """Return the folder in which one job of three ranks has trained with each of ``UNEVEN``."""
-    folder = tmp_path_factory.mktemp("three_ranks")
-    program = (
-        "from training.commands.train import train\n"
-        f"for reducer in {UNEVEN}:\n"
-        f"    train({DIGITS!r}, [*{BRIEF}, f'reducer={{reducer}}', f'output={{reducer}}/runs'])"
-    )
-    result = python_on_ranks(3, program, cwd=folder)
-    assert result.returncode == 0, tail(result)
-    return folder
-
-
-@pytest.mark.large
-@pytest.mark.parametrize("reducer", UNEVEN)
-def test_reducers_train_on_three_ranks(three_ranks, reducer):
-    epochs = [line for line in lines_of(three_ranks / reducer) if line["kind"] == "epoch"]
-    assert [line["reducer"] for line in epochs] == [reducer, "dense"]
-    assert epochs[0]["loss"] < 2.0  # ln 10 = 2.3 is guessing
-
-
 @pytest.mark.slow
 def test_a_run_repeats_bitwise_and_rank_0_alone_speaks(tmp_path):
     # messages with digests are the same
@@ -134,7 +107,6 @@ def test_a_run_repeats_bitwise_and_rank_0_alone_speaks(tmp_path):
         "from training.commands.train import train\n"
         "for verify in ('false', 'true'):\n"
         f"    words = ['log_every=1', 'bucket_mib=0.1', f'verify={{verify}}', f'output={{verify}}/runs']\n"
-        "    words += ['trace=3'] if verify == 'true' else []\n"
         f"    train({DIGITS!r}, [*{BRIEF}, *words])"
     )
     result = python_on_ranks(2, program, cwd=tmp_path)
@@ -148,36 +120,6 @@ def test_a_run_repeats_bitwise_and_rank_0_alone_speaks(tmp_path):
     assert first == second
     told = [line for line in result.stdout.splitlines() if line.startswith("epoch") and "accuracy" in line]
     assert all("  hidden " in line and "  slowest rank " in line for line in told)
-    check_trace(tmp_path / "true" / "runs", lines_of(tmp_path / "true"))
-
-
-def check_trace(runs, lines):
-    """Hold that both ranks' steps are in the trace, and that no rank ends one before all have begun it."""
-    (path,) = runs.glob("*/trace.json")
-    trace = json.loads(path.read_text())
-    (error,) = [1e6 * line["clock_error_seconds"] for line in lines if line["kind"] == "trace"]
-    spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-    assert {(span["pid"], span["tid"]) for span in spans} == {(0, 0), (0, 1), (1, 0), (1, 1)}
-    for line in lines:
-        if line["kind"] == "epoch":
-            assert line["slowest"]["rank"] in (0, 1)
-            assert line["slowest"]["excess"] >= 0
-            assert 0 <= line["hidden_share"] <= 1
-    for name in ("step 2", "step 3", "step 4"):
-        steps = [span for span in spans if span["name"] == name]
-        assert sorted(span["pid"] for span in steps) == [0, 1]
-        latest = max(span["ts"] for span in steps)
-        assert all(span["ts"] + span["dur"] > latest - 2 * error for span in steps)
-
-
-def test_a_wrong_configuration_is_one_line_on_all_ranks_together(tmp_path):
-    result = mpirun(2, "cloudtrain", "train", DIGITS, "reducer.density=7", cwd=tmp_path)
-    assert result.returncode != 0
-    said = [line for line in result.stderr.splitlines() if "cloudtrain:" in line]
-    assert said == [f"cloudtrain: {DIGITS}: reducer.density: expected a number in (0, 1], got 7"]
-    assert "Traceback" not in result.stderr + result.stdout
-    assert "Exit code:    2" in result.stderr  # mpirun's own account
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_it_is_one_line_and_status_2_of_all_ranks_whatever_it_is(tmp_path):
@@ -187,6 +129,7 @@ def test_it_is_one_line_and_status_2_of_all_ranks_whatever_it_is(tmp_path):
     problems = {
         ("ranks_per_node=[1,2]",): "ranks_per_node: expected counts that add to 2 ranks, got [1, 2]",
         ("phases.0.batch_size=800",): "phases[0].batch_size: expected at most the 1437 training samples",
+        ("reducer.density=7",): f"{DIGITS}: reducer.density: expected a number in (0, 1], got 7",
         ("output=/proc/none",): "output: /proc/none: expected a folder that can be written",
         ("output=gone",): "output: gone: expected a folder that can be written",
         ("reducer=auto", "ranks_per_node=1", f"profile={profile}"): tune,

@@ -10,7 +10,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock, call
 
-import numpy as np
 import pytest
 import tensorflow as tf
 from prometheus_client.parser import text_string_to_metric_families
@@ -20,7 +19,7 @@ from commlib import LinkBytes, Report
 from commlib.reducers.report import StageSeconds
 from commlib.topology import Traffic
 from tests.launching import ROOT
-from tests.training.small import crash_after, metrics_of, phase, trainer
+from tests.training.small import assert_same_weights, crash_after, phase, records_of, trainer
 from tests.training.test_summary import epoch
 from training.callbacks.prometheus import Prometheus
 from training.callbacks.writers import numbers_of_epoch, numbers_of_step
@@ -35,19 +34,15 @@ PHASES = (phase(steps=4), phase(steps=2, batch=32))
 SECRET = "hunter2"
 
 
-def recorded(folder, kind):
-    return [line for line in metrics_of(folder) if line["kind"] == kind]
-
-
 def expected_of(folder):
     """The numbers of a run on one rank by steps, as metrics.jsonl has them."""
     found = {}
     ends = [4, 6]
-    for line in recorded(folder, "step"):
+    for line in records_of(folder, "step"):
         steps = line["step"] + (4 if line["epoch"] else 0)
         found[steps] = {"train/loss": line["loss"], "train/learning_rate": line["learning_rate"]}
         found[steps] |= {"train/momentum": line["momentum"], "train/skipped_steps": 0.0}
-    for end, line in zip(ends, recorded(folder, "epoch"), strict=True):
+    for end, line in zip(ends, records_of(folder, "epoch"), strict=True):
         found[end] |= {"epoch/loss": line["loss"], "epoch/images_per_second": line["images_per_second"]}
         found[end] |= {"test/top1": line["top1"], "test/top5": line["top5"]}
     return found
@@ -116,8 +111,7 @@ def test_tensorboard_has_the_numbers_of_the_run_and_changes_none(tmp_path):
     check(scalars_of(tmp_path / "a"), tmp_path / "a")
     alone = trainer(tmp_path / "b", *words, phases=PHASES)
     alone.fit()
-    for found, expected in zip(watched.model.get_weights(), alone.model.get_weights(), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    assert_same_weights(watched, alone)
     assert not list((tmp_path / "b").glob("*/tensorboard"))
 
 
@@ -237,7 +231,7 @@ def test_prometheus_reads_the_newest_numbers_while_the_run_lasts(tmp_path):
 
     run.parts.step.take = look
     run.fit()
-    line = recorded(tmp_path, "step")[1]
+    line = records_of(tmp_path, "step")[1]
     expected = {
         "cloudtrain_steps": 2,
         "cloudtrain_train_loss": line["loss"],

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 
@@ -192,33 +191,6 @@ class Request:
     def Wait(self, status):
         self.is_waited_for.set()
         assert self.is_over.wait(BOUND_SECONDS)
-
-
-class Over:
-    """A request that is over when it was tested so often."""
-
-    def __init__(self, tests):
-        self.tests = tests
-
-    def Test(self, status):
-        self.tests -= 1
-        return self.tests <= 0
-
-
-@pytest.mark.parametrize("is_shared", [True, False])
-def test_a_wait_sleeps_before_each_test_but_the_first(monkeypatch, is_shared):
-    """Where ranks share cores, and in a thread beside the main one."""
-    monkeypatch.setenv(mpi.YIELDS, "1" if is_shared else "0")
-    slept = []
-    with mpi.world() as comm:
-        monkeypatch.setattr(mpi, "time", SimpleNamespace(sleep=slept.append))
-        for request in (Over(1), Over(6)):
-            thread = threading.Thread(target=comm.wait_for, args=(request,))
-            thread.start()
-            thread.join()
-            assert request.tests == 0
-        monkeypatch.undo()
-    assert slept == [20e-6, 40e-6, 80e-6, 160e-6, 200e-6]
 
 
 def test_two_threads_in_one_communicator_are_refused_with_what_to_do(monkeypatch):

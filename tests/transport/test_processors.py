@@ -8,24 +8,11 @@ from commlib.transport import machines, simulated
 from tests.processor_time import WORK_SECONDS, compute, processor_time
 
 NETWORK = Network(Link(1e-3, 0.0), Link(1e-3, 1e-9))
-FREE = Network(Link(0.0, 0.0), Link(0.0, 0.0))
 
 
 @pytest.fixture(autouse=True)
 def told_processor_time(monkeypatch):
     monkeypatch.setattr(machines, "time", processor_time)
-
-
-class SlowToCopy(np.ndarray):
-    """An array of which every copy, and every copy into it, is work."""
-
-    def copy(self, order="C"):
-        compute()
-        return super().copy(order)
-
-    def __setitem__(self, index, values):
-        compute()
-        super().__setitem__(index, values)
 
 
 def seconds_to_compute(comm):
@@ -77,22 +64,6 @@ def test_computing_goes_on_while_a_message_is_under_way():
         return comm.now() - start
 
     assert max(simulated.run(body, 2, network=slow, cores=2)) == pytest.approx(WORK_SECONDS)
-
-
-@pytest.mark.parametrize("is_late", [False, True])
-def test_what_the_transport_copies_is_no_computing(is_late):
-    def body(comm):
-        start = comm.now()
-        if comm.rank == 0:
-            comm.send(np.ones(9, np.float32).view(SlowToCopy), 1).wait()
-        else:
-            if is_late:
-                compute()
-                comm.now()  # by now the message is there, before its receipt
-            comm.receive(np.empty(9, np.float32).view(SlowToCopy), 0).wait()
-        return comm.now() - start
-
-    assert simulated.run(body, 2, network=FREE, cores=2) == pytest.approx([0.0, is_late * WORK_SECONDS])
 
 
 def test_no_cores_are_refused():

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from commlib import InvalidArgument
-from commlib.transport.watchdog import Stall, check_seconds
+from commlib.transport.watchdog import check_seconds, describe_stall
 from tests.launching import python_on_ranks, tail
 
 PROGRAM = """
@@ -90,8 +90,8 @@ def test_an_exchange_outside_of_steps_is_bounded_as_well():
 
 
 def test_the_line_names_ranks_and_places():
-    stall = Stall(300.4, "step 7", {1: "the end of fit", 3: "the end of fit", 2: "step 8"}, [4])
-    assert str(stall) == (
+    places = {1: "the end of fit", 3: "the end of fit", 2: "step 8", 5: "step 7"}
+    assert describe_stall(300.4, "step 7", places, missing=[4]) == (
         "has waited 300 s for other ranks at step 7; ranks [4] have not come; "
         "ranks [1, 3] wait at the end of fit; ranks [2] wait at step 8"
     )

@@ -348,28 +348,6 @@ def test_gaps_of_random_indices_take_little_more_than_their_entropy(size, most_b
     assert_equal(codec.decode(message, size).slice(0, 10**6), vector.slice(0, 10**6))
 
 
-SPREAD = {
-    "evenly": np.arange(99, 10**6, 100),
-    "at-the-start": np.arange(10**4),
-    "at-the-end": np.arange(10**6 - 10**4, 10**6),
-    "in-two-runs": np.r_[:5000, 10**6 - 5000 : 10**6],
-    "in-pairs": np.arange(10**4) // 2 * 200 + np.arange(10**4) % 2,
-    "at-growing-distances": (np.arange(10**4) / 10**4) ** 4 * 9.8e5 + np.arange(10**4),
-}
-
-
-@pytest.mark.parametrize("indices", SPREAD.values(), ids=list(SPREAD))
-def test_gaps_take_at_most_8_6_bits_at_one_percent_however_the_indices_lie(indices):
-    vector = at(indices.astype(np.int32), 10**6)
-    codec = make_codec("gap")
-    message = codec.encode(vector)
-    assert vector.nnz == 10**4
-    # 1 + 6 bits, and 1/64 for each of at most 99 passed over; header and rounding are 60 bits of 86,000
-    assert 8 * (len(message) - 4 * 10**4) / 10**4 <= 7 + 99 / 64 + 0.01
-    assert len(message) <= codec.message_bytes(10**4, 10**6)
-    assert_equal(codec.decode(message, 10**6), vector)
-
-
 def test_gaps_of_multiples_of_a_power_of_two_take_the_most_bytes_there_can_be():
     # size/entries = 65, so b = 5: 1 + 5 bits and two zeros for each gap of 64
     codec = make_codec("gap")
@@ -464,28 +442,6 @@ def test_levels_are_packed_behind_their_scale(name, values, packed):
 # Means of classes
 
 
-@settings(max_examples=examples(200))
-@given(
-    seed=st.integers(0, 2**32),
-    count=st.integers(1, 3000),
-    magnitude=st.sampled_from(sorted(MAGNITUDES.values())),
-    zeros=st.sampled_from([0, 0.3, 0.9]),
-    name=st.sampled_from(list(ROUNDS)),
-)
-def test_means_of_classes_lose_less_than_there_is(seed, count, magnitude, zeros, name):
-    rng = np.random.default_rng(seed)
-    values = (magnitude * np.clip(rng.standard_t(1, count), -999, 999)).astype(np.float32)
-    values[rng.random(count) < zeros] = 0
-    decoded = decoded_values(name, values)
-    assert (np.abs(decoded) <= np.abs(values).max()).all()
-    for start in range(0, count, 1024):
-        bucket, found = (each[start : start + 1024].astype(np.float64) for each in (values, decoded))
-        assert ((bucket - found) ** 2).sum() <= (1 - 1 / 2048) * (bucket**2).sum()
-        kept = exactly(len(bucket))
-        assert np.sort(np.abs(bucket - found))[:kept].max() == 0
-        assert name == "lloyd1" or not found[bucket == 0].any()
-
-
 @pytest.mark.parametrize("name", ROUNDS)
 @pytest.mark.parametrize("value", [1 / 3, -1e-45, 3e38])
 def test_equal_magnitudes_come_back_as_they_are(name, value):
@@ -541,19 +497,6 @@ def decoded_or_refused(name, message, size):
     with np.errstate(invalid="ignore"):  # any bytes may be signalling NaNs
         assert decoded.to_dense().shape == (size,)
     return decoded
-
-
-@settings(max_examples=examples(500))
-@given(
-    name=st.sampled_from(list(CASES)),
-    size=st.integers(0, 400),
-    content=st.binary(max_size=300),
-    unaligned=st.integers(0, 3),
-)
-def test_any_bytes_are_a_vector_or_are_refused(name, size, content, unaligned):
-    message = np.frombuffer(b"\0" * unaligned + content, np.uint8)[unaligned:]
-    decoded = decoded_or_refused(name, message, size)
-    assert decoded is None or decoded.size == size
 
 
 @settings(max_examples=examples(500))

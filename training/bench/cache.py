@@ -58,7 +58,6 @@ class Setting:
         return sum(len(each.labels) for each in islice(self.batches(cache, epoch), batches))
 
     def uncached(self, epoch: int) -> int:
-        """Read the first batches from storage."""
         return self.read(self.cache(), STORED_BATCHES, epoch)
 
     def first_epoch(self, epoch: int) -> int:
@@ -76,7 +75,6 @@ class Setting:
 
     @property
     def runs(self) -> int:
-        """Return how many runs count."""
         return QUICK_RUNS if self.quick else RUNS
 
 

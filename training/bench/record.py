@@ -224,10 +224,7 @@ def report(
     show: Callable[[list[Record]], None],
     comm: Communicator | None = None,
 ) -> int:
-    """Measure on all ranks of ``comm``, if there is one, and print on rank 0; return the exit status.
-
-    ``groups`` measures while it is iterated. ``show`` prints the table of a group.
-    """
+    """Measure ``groups`` on all ranks; rank 0 prints, tables by ``show``. Return the exit status."""
     prints = comm is None or comm.rank == 0
     try:
         for group in groups:

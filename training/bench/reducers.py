@@ -150,8 +150,8 @@ def check_first_step(
         accounted = residuals + comm.size * mean.astype(np.float64)
         expected, magnitudes = gradients.sum_of(comm.size)
         # Each entry is added P times, divided once and multiplied once, each time rounded to float32 of at
-        # most the sum of the magnitudes.
-        allowed = (comm.size + 2) * FLOAT32_ROUNDING * magnitudes
+        # most the sum of the magnitudes, or of the mean where that is larger (powersgd).
+        allowed = (comm.size + 2) * FLOAT32_ROUNDING * (magnitudes + comm.size * np.abs(mean))
         if wrong := np.count_nonzero(~(np.abs(accounted - expected) <= allowed)):  # ~: a NaN is wrong, too
             of = f"{wrong} of {gradients.size} entries"
             problem = f"P·mean + Σ residual differs from Σ gradients in {of}"
@@ -227,23 +227,10 @@ class Plan:
 
     @property
     def clock(self) -> str:
-        """Return the name of the ranks' clock."""
         return VIRTUAL if self.comm is None else WALL
-
-    def run(self, function: Callable[[Communicator], Any]) -> Any:
-        """Call a function on all ranks; return rank 0's result, or on real ranks each its own."""
-        if self.comm is not None:
-            return function(self.comm)
-        ranks, own = self.ranks or RANKS, self.ranks_per_node or RANKS_PER_NODE
-        return simulated.run(function, ranks, own, self.network)[0]
-
-    def topology(self, comm: Communicator) -> Topology:
-        """Return the nodes of the ranks."""
-        return Topology(comm, self.ranks_per_node or (RANKS_PER_NODE if self.comm is None else None))
 
     @cached_property
     def gradients(self) -> Gradients:
-        """Return the gradients of all steps."""
         return Gradients(self.size or (QUICK_SIZE if self.quick else SIZE))
 
     def interleave(
@@ -252,14 +239,17 @@ class Plan:
         """Return the ranks of each node, and what was measured of each candidate."""
 
         def body(comm: Communicator) -> tuple[Nodes, dict[Candidate, Measurement]]:
-            topology, size = self.topology(comm), self.gradients.size
+            own = self.ranks_per_node or (RANKS_PER_NODE if self.comm is None else None)
+            topology, size = Topology(comm, own), self.gradients.size
             reducers = {each: each.make(topology, size, self.density) for each in candidates}
             steps = range(WARM_UP_STEPS, WARM_UP_STEPS + (self.steps or STEPS))
             taken = interleave(comm, reducers, self.gradients, steps, self.clock, unchecked=unchecked)
             return topology.nodes, taken
 
-        found: tuple[Nodes, dict[Candidate, Measurement]] = self.run(body)
-        return found
+        if self.comm is not None:
+            return body(self.comm)
+        ranks, own = self.ranks or RANKS, self.ranks_per_node or RANKS_PER_NODE
+        return simulated.run(body, ranks, own, self.network)[0]
 
     def record(self, candidate: Candidate, nodes: Nodes, taken: Measurement, **case: Any) -> Record:
         """Return the record of a candidate; ``case``: further keys of its case."""
@@ -292,10 +282,10 @@ def bench(as_json: bool, **options: Any) -> int:
             plan = Plan(**options)
         except ValueError as error:
             usage_error(str(error))
-        return report([measure(plan)], as_json=as_json, show=show)
+        return report([measure(plan)], as_json=as_json, show=_show)
     with as_rank() as comm:
         plan = all_or_exit(comm, lambda: Plan(comm, **options))
-        return report([measure(plan)], as_json=as_json, show=show, comm=comm)
+        return report([measure(plan)], as_json=as_json, show=_show, comm=comm)
 
 
 def measure(plan: Plan) -> Iterator[Record]:
@@ -322,8 +312,7 @@ def _prediction(plan: Plan, candidate: Candidate, nodes: Nodes) -> dict[str, Any
 # ---- The table ----
 
 
-def show(records: Sequence[Record]) -> None:
-    """Print the table of records."""
+def _show(records: Sequence[Record]) -> None:
     table_of(records).print()
 
 

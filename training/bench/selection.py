@@ -123,10 +123,8 @@ def check_selection(name: str, k: int, vector: Any, indices: Any, values: Any, a
     largest = arrays.pad(left_out, beyond).reshape(-1, bucket).max(axis=1)
     smallest = arrays.pad(selected, beyond, constant_values=np.inf).reshape(-1, bucket).min(axis=1)
     if wrong := int((largest > smallest).sum()):
-        text = (
-            f"expected the largest of every {bucket} entries, got smaller ones in {wrong} of {len(largest)}"
-        )
-        raise WrongResult(f"{name}: {text}")
+        got = f"got smaller ones in {wrong} of {len(largest)}"
+        raise WrongResult(f"{name}: expected the largest of every {bucket} entries, {got}")
 
 
 # ---- Peers ----

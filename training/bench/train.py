@@ -60,8 +60,7 @@ class TimedSteps:
 
     def _step(self, hyperparameters: Any) -> Report:
         step = self._trainer.parts.step
-        report: Report = step.take(self._phase.backward, next(self._batches), hyperparameters)[1]
-        return report
+        return step.take(self._phase.backward, next(self._batches), hyperparameters)[1]
 
     def result(self) -> dict[str, Any]:
         """Return what was measured, equal on all ranks; collective."""

@@ -9,8 +9,7 @@ from training.callbacks.callback import Callback, Event, PhaseView, RunView
 from training.callbacks.mllog import MLLog
 from training.callbacks.stopping import EarlyStopping
 from training.callbacks.writers import MLflow, TensorBoard, WeightsAndBiases
-from training.config.parts import PartRecord, imported, part_in
-from training.config.schema import problem
+from training.config.schema import PartRecord, imported, part_in, problem
 from training.config.secrets import resolved
 
 __all__ = ["CALLBACKS", "Callback", "CallbackRecord", "Event", "PhaseView", "RunView"]

@@ -1,11 +1,15 @@
-"""The interface between a run and its callbacks: hooks, views of the run, and events."""
+"""The interface between a run and its callbacks: hooks, views of the run, events, and who is called when."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from commlib import Topology
-from commlib.errors import suggestion
+from commlib.errors import one_line, suggestion
 from training.process.progress import Progress
 from training.results import (
     EpochAccumulator,
@@ -36,70 +40,68 @@ class Event:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class RunEvent(Event):
+    """An event of the loop. ``fields``: of its record. ``text``: its lines."""
+
+    kind: str  # type: ignore[misc]  # one class for all kinds
+    fields: Mapping[str, Any]
+    text: Sequence[str] = ()
+
+    def lines(self) -> Sequence[str]:
+        return self.text
+
+    def record(self) -> dict[str, Any]:
+        return dict(self.fields)
+
+
 class PhaseView(Protocol):
-    """A phase, as callbacks see it."""
+    """A phase, as callbacks see it.
 
-    @property
-    def number(self) -> int:
-        """The number of the phase; the first is 0."""
+    ``data``: its batches, by ``training_batches(epoch)`` and ``test_batches()`` of this rank. ``result``: so
+    far. ``epochs``: begun ones count. ``global_batch``: samples of a step, over all ranks.
+    """
 
-    @property
-    def phase(self) -> Any:
-        """The phase of the configuration."""
-
-    @property
-    def data(self) -> Any:
-        """The batches of the phase: ``training_batches(epoch)`` and ``test_batches()`` of this rank."""
-
-    @property
-    def steps(self) -> int:
-        """Steps of the phase."""
-
-    @property
-    def global_batch(self) -> int:
-        """Samples of a step, over all ranks."""
-
-    @property
-    def result(self) -> PhaseResult:
-        """The result of the phase so far."""
+    number: int
+    phase: Any
+    data: Any
+    steps: int
+    epochs: int
+    epoch_steps: int
+    global_batch: int
+    result: PhaseResult
 
     def hyperparameters(self, step: int) -> StepHyperparameters:
         """Return the hyperparameters of step ``step`` of the phase."""
 
 
 class RunView(Protocol):
-    """A run, as callbacks see it; they may change only ``summary`` and results.
+    """A run, as callbacks see it; they may change only ``summary`` and results."""
 
-    ``folder`` is ``None`` on all ranks but rank 0, and in a run that writes nothing.
-    """
-
-    @property
-    def rank(self) -> int:
-        """The number of this rank."""
-
-    @property
-    def size(self) -> int:
-        """The number of ranks."""
-
-    @property
-    def topology(self) -> Topology:
-        """The communicators; between two steps no other exchange uses ``topology.world``."""
-
-    @property
-    def config(self) -> Any:
-        """The configuration (:class:`training.config.config.Config`), with the reducers that were chosen."""
-
-    @property
-    def task(self) -> Task:
-        """The task, with its metrics and its unit of samples."""
-
-    @property
-    def model(self) -> Any:
-        """The Keras model."""
-
-    @property
-    def data(self) -> Any:
-        """The samples: ``training`` and ``test`` are their manifests."""
+    rank: int
+    size: int
+    """The number of ranks."""
+    topology: Topology
+    """The communicators; between two steps no other exchange uses ``topology.world``."""
+    config: Any
+    """The configuration (:class:`training.config.config.Config`), with the reducers that were chosen."""
+    task: Task
+    """The task, with its metrics and its unit of samples."""
+    model: Any
+    """The Keras model."""
+    data: Any
+    """The samples: ``training`` and ``test`` are their manifests."""
+    position: Position
+    """The position of the run, after the latest step."""
+    accumulator: EpochAccumulator
+    """The sums of the epoch so far, on this rank."""
+    summary: Summary
+    """The results so far."""
+    ranks: Ranks
+    folder: RunFolder | None
+    """The folder of the run; ``None`` on all ranks but rank 0, and in a run that writes nothing."""
+    progress: Progress
+    """The lines on the screen, and the live line."""
 
     @property
     def phases(self) -> Sequence[PhaseView]:
@@ -108,30 +110,6 @@ class RunView(Protocol):
     @property
     def phase(self) -> PhaseView:
         """The phase that is trained; at the end of the run, the last one."""
-
-    @property
-    def position(self) -> Position:
-        """The position of the run, after the latest step."""
-
-    @property
-    def accumulator(self) -> EpochAccumulator:
-        """The sums of the epoch so far, on this rank."""
-
-    @property
-    def summary(self) -> Summary:
-        """The results so far."""
-
-    @property
-    def ranks(self) -> Ranks:
-        """Hosts, nodes and hardware of the ranks."""
-
-    @property
-    def folder(self) -> RunFolder | None:
-        """The folder of the run, on rank 0."""
-
-    @property
-    def progress(self) -> Progress:
-        """The lines on the screen, and the live line."""
 
     @property
     def gradient_size(self) -> int:
@@ -167,7 +145,7 @@ class Callback:
     def on_build(self, run: RunView) -> None:
         """Raise ``ValueError`` to refuse the run, before it writes anything; exchange nothing.
 
-        The only hook of a dry run.
+        A dry run calls no other hook.
         """
 
     def on_run_begin(self, run: RunView) -> None:
@@ -212,3 +190,78 @@ class Callback:
 
 
 HOOKS = [name for name in vars(Callback) if name.startswith("on_")]
+FIRST_HOOKS = ("on_build", "on_run_begin")  # a ValueError of these refuses the run
+
+
+class CallbackFailed(RuntimeError):
+    """A callback of the configuration raised an error, perhaps on this rank alone; one line names it."""
+
+
+class Callbacks:
+    """Calls the loop's ``own`` callbacks, those ``given`` by a configuration with their names, and ``last``.
+
+    ``last`` are the loop's, too. An error of one of the loop's callbacks is raised unchanged.
+    """
+
+    def __init__(
+        self,
+        own: Sequence[Callback],
+        given: Sequence[tuple[str, Callback]] = (),
+        last: Sequence[Callback] = (),
+    ) -> None:
+        self._own, self._last = [("", each) for each in own], [("", each) for each in last]
+        self._given: dict[str, Callback] = {}
+        seen: Counter[str] = Counter()
+        for name, callback in given:
+            seen[name] += 1
+            self._given[name if seen[name] == 1 else f"{name} {seen[name]}"] = callback
+
+    def call(self, hook: Callable[..., None], *arguments: Any) -> None:
+        """Call ``hook``, a method of :class:`Callback`, of all callbacks."""
+        for name, callback in self._all():
+            with _named(name, hook.__name__):
+                getattr(callback, hook.__name__)(*arguments)
+
+    def end(self, run: RunView, error: BaseException) -> None:
+        """Call ``on_error`` of all callbacks; ignore what they raise, since ``error`` came first."""
+        for _, callback in self._all():
+            with suppress(Exception):
+                callback.on_error(run, error)
+
+    def _all(self) -> list[tuple[str, Callback]]:
+        return [*self._own, *self._given.items(), *self._last]
+
+    def leave_out_given(self) -> None:
+        """Call only the loop's callbacks from now on."""
+        self._given.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the configuration's callbacks that have one, by name."""
+        states: dict[str, Any] = {}
+        for name, callback in self._given.items():
+            with _named(name, "state_dict"):
+                if state := callback.state_dict():
+                    states[name] = dict(state)
+        return states
+
+    def load_state_dict(self, states: Mapping[str, Any]) -> None:
+        """Restore the callbacks that the configuration still has."""
+        for name in self._given.keys() & states.keys():
+            with _named(name, "load_state_dict"):
+                self._given[name].load_state_dict(states[name])
+
+
+@contextmanager
+def _named(name: str, hook: str) -> Iterator[None]:
+    """Raise an error of the block with the name of its callback, if it has one."""
+    try:
+        yield
+    except Exception as error:
+        if not name:
+            raise
+        if hook in FIRST_HOOKS and isinstance(error, ValueError):
+            raise ValueError(one_line(f"callback {name}: {error}")) from error
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(last.filename).name}, line {last.lineno}"
+        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise CallbackFailed(one_line(f"callback {name}: {hook} raised {what} ({where})")) from error

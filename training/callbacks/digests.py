@@ -2,28 +2,18 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from xxhash import xxh3_64
 
 from commlib import Communicator, RanksDisagree
-from training.callbacks.callback import Callback, Event, RunView
+from training.callbacks.callback import Callback, RunEvent, RunView
 from training.results import Step
 
 
 class WeightsDiffer(RanksDisagree):
     """Ranks have different weights; all ranks raise this, and one line names the ranks that differ."""
-
-
-@dataclass(frozen=True)
-class Digest(Event):
-    """The digest of the weights of all ranks after ``steps`` of the run."""
-
-    kind = "digest"
-    steps: int
-    digest: str
 
 
 class Digests(Callback):
@@ -33,11 +23,10 @@ class Digests(Callback):
         self._every = every
 
     def on_step_end(self, run: RunView, step: Step) -> None:
-        """Compare, in every ``every``-th step."""
         steps = run.position.steps
         if step.hyperparameters.passes(steps, self._every):
             digest = check_equal_weights(run.model, run.topology.world, f"after step {steps}")
-            run.report(Digest(steps, digest))
+            run.report(RunEvent("digest", {"steps": steps, "digest": digest}))
 
 
 def check_equal_weights(model: Any, comm: Communicator, when: str) -> str:

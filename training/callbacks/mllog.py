@@ -37,11 +37,9 @@ class MLLog(Callback):
         self._is_running = self._in_epoch = False
 
     def on_build(self, run: RunView) -> None:
-        """Note when the run was built."""
         self._built = _now()
 
     def on_run_begin(self, run: RunView) -> None:
-        """Write the beginning, and the facts of the run; ``ValueError`` where the disk is full."""
         if run.folder is None:
             return
         with unwritable(f"{run.folder.path / MLLOG}: expected room for it"):
@@ -51,14 +49,12 @@ class MLLog(Callback):
             self._write(run, POINT, key, value)
 
     def on_phase_begin(self, run: RunView, phase: PhaseView) -> None:
-        """Write that the run begins, with its first phase."""
         if not self._is_running:
             self._is_running = True
             self._write(run, END, "init_stop")
             self._write(run, START, "run_start")
 
     def on_step_end(self, run: RunView, step: Step) -> None:
-        """Write the beginning of an epoch, after its first step."""
         self._step_end = _now()
         if not self._in_epoch:
             self._in_epoch = True
@@ -66,7 +62,6 @@ class MLLog(Callback):
             self._write(run, START, "epoch_start", at=start, epoch_num=run.position.run_epoch + 1)
 
     def on_test_end(self, run: RunView, tested: Tested) -> None:
-        """Write the end of the epoch, and its test, which began after the last step."""
         epoch, config = run.position.run_epoch + 1, run.config
         self._end_epoch(run, epoch)
         name = next(iter(run.task.metrics)) if config.target is None else config.target.metric
@@ -76,7 +71,6 @@ class MLLog(Callback):
         self._write(run, END, "eval_stop", epoch_num=epoch)
 
     def on_epoch_end(self, run: RunView, result: EpochResult) -> None:
-        """Write the end of an epoch that was not tested."""
         self._end_epoch(run, result.epoch + 1)
 
     def on_run_end(self, run: RunView) -> None:
@@ -85,7 +79,6 @@ class MLLog(Callback):
         self._write(run, END, "run_stop", status="aborted" if has_failed else "success")
 
     def on_error(self, run: RunView, error: BaseException) -> None:
-        """Write that the run was aborted."""
         if self._is_running:
             self._write(run, END, "run_stop", status="aborted")
 

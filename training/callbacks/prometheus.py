@@ -22,14 +22,12 @@ class Prometheus(Writer):
         self._gauges: dict[str, Gauge] = {}
 
     def on_build(self, run: RunView) -> None:
-        """Raise ``ValueError`` where another program has the port."""
         if run.rank == 0:
             with self._port_errors(), socket.socket() as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
                 probe.bind((LOOPBACK, self._port))
 
     def open(self, run: RunView, folder: RunFolder) -> None:
-        """Begin to serve."""
         self._run_name = run.config.name
         with self._port_errors():
             self._served = start_http_server(self._port, addr=LOOPBACK, registry=self._registry)
@@ -43,7 +41,6 @@ class Prometheus(Writer):
             self._gauges[full].labels(self._run_name).set(value)
 
     def close(self, *, has_failed: bool) -> None:
-        """Free the port."""
         server, thread = self._served
         server.shutdown()
         server.server_close()

@@ -54,7 +54,6 @@ class EarlyStopping(Callback):
         self._waited = 0
 
     def on_build(self, run: RunView) -> None:
-        """Refuse a metric that the task does not have."""
         metrics = run.task.metrics
         if self._metric not in metrics:
             near = suggestion(self._metric, metrics)
@@ -62,7 +61,6 @@ class EarlyStopping(Callback):
             raise ValueError(f"metric: {expected}; got {shown(self._metric)}{near}")
 
     def on_epoch_end(self, run: RunView, result: EpochResult) -> None:
-        """Count the tests since the best one; all ranks have the same metrics."""
         if not result.metrics:
             return
         value, metric = result.metrics[self._metric], run.task.metrics[self._metric]

@@ -13,12 +13,9 @@ from training.run_folder import RunFolder
 
 
 class Writer(Callback, ABC):
-    """A callback that writes numbers of every ``log_every``-th step and of every epoch, on rank 0.
+    """Writes numbers of every ``log_every``-th step and of every epoch, on rank 0."""
 
-    ``package``: the Python package that it needs and that cloudtrain does not install.
-    """
-
-    package: ClassVar[str | None] = None
+    package: ClassVar[str | None] = None  # that it needs, and that cloudtrain does not install
     _is_open = False
 
     @abstractmethod
@@ -34,33 +31,27 @@ class Writer(Callback, ABC):
         """End what ``open`` began; rank 0 calls it."""
 
     def on_build(self, run: RunView) -> None:
-        """Refuse to run without the package."""
         if run.rank == 0 and self.package is not None:
             imported(self.package)
 
     def on_run_begin(self, run: RunView) -> None:
-        """Begin to write."""
         if run.folder is not None:
             self.open(run, run.folder)
             self._is_open = True
 
     def on_step_end(self, run: RunView, step: Step) -> None:
-        """Write the numbers of the step."""
         if self._is_open and run.position.steps % run.config.log_every == 0:
             self.write(numbers_of_step(run, step), run.position.steps)
 
     def on_epoch_end(self, run: RunView, result: EpochResult) -> None:
-        """Write the numbers of the epoch."""
         if self._is_open:
             self.write(numbers_of_epoch(run, result), run.position.steps)
 
     def on_run_end(self, run: RunView) -> None:
-        """End."""
         if self._is_open:
             self.close(has_failed=False)
 
     def on_error(self, run: RunView, error: BaseException) -> None:
-        """End as failed."""
         if self._is_open:
             self.close(has_failed=True)
 
@@ -69,13 +60,11 @@ class TensorBoard(Writer):
     """Writes event files into the folder ``tensorboard`` of the run's: ``tensorboard --logdir runs``."""
 
     def open(self, run: RunView, folder: RunFolder) -> None:
-        """Open an event file."""
         import tensorflow as tf
 
         self._writer = tf.summary.create_file_writer(str(folder.path / "tensorboard"))
 
     def write(self, numbers: Mapping[str, float], steps: int) -> None:
-        """Write scalars."""
         import tensorflow as tf
 
         with self._writer.as_default(steps):
@@ -83,13 +72,11 @@ class TensorBoard(Writer):
                 tf.summary.scalar(name, value)
 
     def on_epoch_end(self, run: RunView, result: EpochResult) -> None:
-        """Write the numbers of the epoch, and flush the file."""
         super().on_epoch_end(run, result)
         if self._is_open:
             self._writer.flush()
 
     def close(self, *, has_failed: bool) -> None:
-        """Close the file."""
         self._writer.close()
 
 
@@ -121,7 +108,6 @@ class WeightsAndBiases(Writer):
         self._where: dict[str, Any] = {"project": project, "entity": entity, "mode": mode}
 
     def open(self, run: RunView, folder: RunFolder) -> None:
-        """Begin or continue the wandb run."""
         self._run = imported("wandb").init(
             **self._where,
             id=folder.identity,
@@ -133,11 +119,9 @@ class WeightsAndBiases(Writer):
         )
 
     def write(self, numbers: Mapping[str, float], steps: int) -> None:
-        """Send numbers."""
         self._run.log(dict(numbers), step=steps)
 
     def close(self, *, has_failed: bool) -> None:
-        """End the wandb run."""
         self._run.finish(exit_code=int(has_failed))
 
 
@@ -155,7 +139,6 @@ class MLflow(Writer):
         self._run_id: str | None = None
 
     def open(self, run: RunView, folder: RunFolder) -> None:
-        """Begin or continue the MLflow run."""
         self._mlflow = imported("mlflow")
         if self._tracking_uri is not None:
             self._mlflow.set_tracking_uri(self._tracking_uri)
@@ -167,11 +150,9 @@ class MLflow(Writer):
         self._mlflow.log_params(dict(_flat(run.config.model_dump(mode="json", exclude_none=True))))
 
     def write(self, numbers: Mapping[str, float], steps: int) -> None:
-        """Log numbers."""
         self._mlflow.log_metrics(dict(numbers), step=steps)
 
     def close(self, *, has_failed: bool) -> None:
-        """End the MLflow run."""
         self._mlflow.end_run("FAILED" if has_failed else "FINISHED")
 
     def state_dict(self) -> Mapping[str, Any]:

@@ -1,9 +1,8 @@
 """Checkpoints: each is complete or does not exist.
 
 A folder ``step-00000040`` holds ``shared.safetensors``, written by rank 0, one ``own-00000.safetensors`` for
-each rank, and ``COMPLETE``, the manifest with the length and digest of every file. A checkpoint is written
-beside earlier ones (:class:`training.checkpoint.places.Place`), so a crash never damages those. A digest
-reveals a damaged file, and the checkpoint before is used instead.
+each rank, and ``COMPLETE``, the manifest with the length and digest of every file. It is written beside
+earlier ones, so a crash never damages those; where a digest reveals damage, the one before is used instead.
 
 With a place for each host, the lowest rank of each host writes the shared file and the manifest of its place,
 which holds the files of this host's ranks. A checkpoint counts if it is complete on all hosts.
@@ -14,16 +13,26 @@ threads communicate with no other rank; ranks agree on their results in the meth
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
-from commlib import Communicator, InvalidArgument, RanksDisagree
+from commlib import Communicator, RanksDisagree
 from commlib.agreement import differences
-from training.checkpoint.places import Place
-from training.checkpoint.serialization import Tree, Written, write_tree
-from training.checkpoint.stored import SHARED, Manifest, StoredCheckpoints, own_file
+from training.checkpoint.places import Location, Place
+from training.checkpoint.serialization import (
+    Damaged,
+    Tree,
+    Written,
+    check_file,
+    read_tree,
+    reason,
+    write_tree,
+)
+from training.checkpoint.stored import SHARED, Checkpoint, Manifest, own_file, taken_over
+from training.process.job import all_or_raise, attempt, log_error
 
 Result = TypeVar("Result")
 
@@ -42,10 +51,9 @@ class Saved:
 
 @dataclass
 class _Writing:
-    """A checkpoint that is being written, into the folder ``name``.
+    """A checkpoint that is being written, into the folder ``name``. ``work``: this rank's, in the background.
 
-    ``work``: this rank's work in the background. It first writes its files; when those of all ranks are
-    written, leaders complete the folder (``is_completing``).
+    It first writes its files; when those of all ranks are written, leaders complete the folder.
     """
 
     step: int
@@ -57,26 +65,38 @@ class _Writing:
     since: float = field(default_factory=time.perf_counter)
 
 
+@dataclass(frozen=True)
+class Listed:
+    """The checkpoints in one place: names with manifests, newest first, and a line for each damaged one."""
+
+    found: list[tuple[str, Manifest]] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+
+
 class Checkpoints:
     """The checkpoints of one run in ``place``, which all ranks of ``comm`` must see.
 
-    The last ``keep`` checkpoints stay, and the last one that was saved as the best. All ranks call every
-    method together, but for the properties. Two runs must not save into one place at the same time.
-    Checkpoints of another ``run`` than rank 0's are neither found nor removed.
+    The last ``keep`` stay, and the last one that was saved as the best. All ranks call every method together,
+    but for the properties. Checkpoints of another ``run`` than rank 0's are neither found nor removed.
 
     ``per_host``: each host has a place of its own, which its ranks see. Only as many ranks on the same hosts
-    then find the checkpoints. ``stored``: the complete checkpoints.
+    then find the checkpoints.
     """
 
     def __init__(
         self, place: Place, comm: Communicator, *, run: str = "", keep: int = 3, per_host: bool = False
     ) -> None:
-        if keep < 1:
-            raise InvalidArgument(f"keep: expected at least 1 checkpoint, got {keep}")
         self.place, self._comm, self._run, self._keep = place, comm, run, keep
-        self.stored = StoredCheckpoints(place, comm, run, per_host=per_host)
+        hosts = comm.allgather_objects(comm.host if per_host else "")
+        self._leader = hosts.index(hosts[comm.rank])  # the lowest of the ranks that share this rank's place
         self._writing: _Writing | None = None
         self._number: int | None = None  # of the newest checkpoint
+
+    def _on_leader(self, function: Callable[[], Result]) -> Result | None:
+        """Return the function's result on the leader of a place, and ``None`` on other ranks."""
+        return function() if self._comm.rank == self._leader else None
+
+    # ---------------------------------------------------------------------------------------- saving
 
     def start(self, step: int, shared: Tree, own: Tree, *, best: bool = False) -> None:
         """Begin to write a checkpoint in the background: ``shared`` of a leader, ``own`` of every rank.
@@ -86,15 +106,13 @@ class Checkpoints:
         nothing of the checkpoint stays, and earlier checkpoints are unchanged. A step that is saved again, or
         an earlier step, becomes the newest checkpoint.
         """
-        if step < 0:
-            raise InvalidArgument(f"step: expected at least 0, got {step}")
         assert self._writing is None
         if different := differences(self._comm.allgather_objects({"step": step, "best": best})):
             raise RanksDisagree(f"a checkpoint is not the same on all ranks: {different}")
         number = self._next_number(step)
-        names = self._all(step, lambda: self.stored.on_leader(lambda: self.place.begin(step)))
-        name = str(names[self.stored.leader])
-        kept = self.stored.on_leader(lambda: shared)  # other ranks can free theirs
+        names = self._all(step, lambda: self._on_leader(lambda: self.place.begin(step)))
+        name = str(names[self._leader])
+        kept = self._on_leader(lambda: shared)  # other ranks can free theirs
         work = _in_background(lambda: self._write(name, kept, own))
         self._writing = _Writing(step, number, best, name, work)
 
@@ -109,24 +127,21 @@ class Checkpoints:
         return self._writing is not None and not self._writing.work.done()
 
     def proceed(self) -> Saved | None:
-        """Wait until no rank works, and begin the next part; return the checkpoint if it is complete.
-
-        A complete checkpoint is synced to the disk.
-        """
+        """Wait until no rank works, and begin the next part; return the checkpoint once it is on the disk."""
         writing = self._writing
         assert writing is not None
         try:
             results = self._all(writing.step, writing.work.result)
         except CheckpointFailed:
             self._writing = None
-            self.stored.on_leader(self.place.remove_unfinished)
+            self._on_leader(self.place.remove_unfinished)
             raise
         if writing.is_completing:
             self._writing = None
             return Saved(writing.step, time.perf_counter() - writing.since)
         files = {name: written for each in results for name, written in each.items() if name != SHARED}
-        files[SHARED] = results[self.stored.leader][SHARED]
-        writing.work = _in_background(lambda: self.stored.on_leader(lambda: self._complete(writing, files)))
+        files[SHARED] = results[self._leader][SHARED]
+        writing.work = _in_background(lambda: self._on_leader(lambda: self._seal(writing, files)))
         writing.is_completing = True
         return None
 
@@ -140,7 +155,7 @@ class Checkpoints:
     def _next_number(self, step: int) -> int:
         """Return the number of a new checkpoint: one above those of all stored ones."""
         if self._number is None:
-            listed = self._all(step, lambda: self.stored.on_leader(self.stored.list))
+            listed = self._all(step, lambda: self._on_leader(self._list))
             found = [manifest.number for each in listed if each for _, manifest in each.found]
             self._number = max(found, default=0)
         self._number += 1
@@ -150,17 +165,16 @@ class Checkpoints:
         folder, rank = self.place.at(name), self._comm.rank
         if not self.place.sees(name):
             raise FileNotFoundError(
-                f"{folder}: rank {self.stored.leader} has made it, and rank {rank} on {self._comm.host} "
+                f"{folder}: rank {self._leader} has made it, and rank {rank} on {self._comm.host} "
                 "does not see it: choose a folder on storage that all ranks share"
             )
         written = {own_file(rank): write_tree(folder / own_file(rank), own)}
-        if rank == self.stored.leader:
+        if rank == self._leader:
             written[SHARED] = write_tree(folder / SHARED, shared)
         return written
 
-    def _complete(self, writing: _Writing, files: Mapping[str, Written]) -> None:
-        """Complete the folder of a checkpoint, and remove old checkpoints."""
-        found = self.stored.list().found
+    def _seal(self, writing: _Writing, files: Mapping[str, Written]) -> None:
+        found = self._list().found
         size = self._comm.size
         manifest = Manifest(self._run, writing.step, writing.number, size, writing.best, files)
         manifest.write(self.place.at(writing.name))
@@ -173,20 +187,83 @@ class Checkpoints:
 
     def _all(self, step: int, function: Callable[[], Result]) -> list[Result]:
         """Return what the function returned on every rank; an ``OSError`` on any fails all."""
-        result, problem = None, None
-        try:
-            result = function()
-        except OSError as error:
-            problem = str(error)
-        results: list[Any] = self._comm.allgather_objects((result, problem))
+        results: list[Any] = self._comm.allgather_objects(attempt(function, OSError))
         for rank, (_, each) in enumerate(results):
             if each is not None:
                 raise CheckpointFailed(f"{self.place}: step {step} is not saved: rank {rank}: {each}")
         return [result for result, _ in results]
 
+    # --------------------------------------------------------------------------------------- reading
+
+    def complete(self, *, at_most: int | None = None) -> Iterator[Checkpoint]:
+        """Yield the checkpoints that all ranks can read, newest first; all ranks take the same number.
+
+        ``at_most``: only of this step and earlier ones. Rank 0 prints a line for each damaged one. With
+        another world size each rank checks the files of the ranks whose residuals :func:`merged` gives to it.
+        """
+        lists = self._all_lists()
+        mine = {manifest.number: (name, manifest) for name, manifest in lists[self._leader].found}
+        hosts = [{manifest.number for _, manifest in each.found} for each in lists.values()]
+        self._warn("a checkpoint", [line for listed in lists.values() for line in listed.damaged])
+        for number in sorted(set.intersection(*hosts), reverse=True):
+            name, manifest = mine[number]
+            if at_most is None or manifest.step <= at_most:
+                checkpoint = self.usable(manifest.step, partial(self._read, self.place.at(name), manifest))
+                if checkpoint is not None:
+                    yield checkpoint
+
+    def count(self) -> int:
+        """Return how many checkpoints there are, damaged or not; on several hosts the most of any."""
+        counts = self._comm.allgather_objects(self._on_leader(lambda: len(self.place.names())))
+        return int(max(count for count in counts if count is not None))
+
+    def usable(self, step: int, function: Callable[[], Result]) -> Result | None:
+        """Return ``function()``, or ``None`` on all ranks, with a warning, if any raises :class:`Damaged`."""
+        result, problem = attempt(function, Damaged)
+        problems = [each for each in self._comm.allgather_objects(problem) if each]
+        self._warn(f"the checkpoint of step {step}", problems)
+        return None if problems else result
+
+    def _list(self) -> Listed:
+        """Return the checkpoints in the place of this rank; called by each leader alone."""
+        listed = Listed()
+        for name in self.place.names():
+            try:
+                listed.found.append((name, Manifest.read(self.place.at(name), self._run)))
+            except Damaged as error:
+                listed.damaged.append(str(error))
+        listed.found.sort(key=lambda each: each[1].number, reverse=True)
+        return listed
+
+    def _all_lists(self) -> dict[int, Listed]:
+        """Return the list of each leader; ``ValueError`` on all ranks where a place cannot be read."""
+
+        def lists() -> Listed | None:
+            try:
+                return self._on_leader(self._list)
+            except OSError as error:
+                expected = "expected a place that can be read"
+                raise ValueError(f"checkpoints: {self.place}: {expected}: {reason(error)}") from error
+
+        gathered = self._comm.allgather_objects(all_or_raise(self._comm, lists))
+        return {rank: each for rank, each in enumerate(gathered) if each is not None}
+
+    def _read(self, path: Location, manifest: Manifest) -> Checkpoint:
+        files, own = manifest.files, None
+        if manifest.world_size == self._comm.size:
+            own = read_tree(path / own_file(self._comm.rank), files[own_file(self._comm.rank)])
+        else:
+            for rank in taken_over(manifest.world_size, self._comm.rank, self._comm.size):
+                check_file(path / own_file(rank), files[own_file(rank)])
+        shared = read_tree(path / SHARED, files[SHARED])
+        return Checkpoint(manifest.step, path, manifest.world_size, shared, own, files)
+
+    def _warn(self, what: str, problems: Iterable[str]) -> None:
+        for each in dict.fromkeys(problems) if self._comm.rank == 0 else ():
+            log_error(f"warning: {what} is left out: {each}")
+
 
 def _in_background(function: Callable[[], Result]) -> "Future[Result]":
-    """Call a function in a daemon thread; return its future."""
     future: Future[Result] = Future()
 
     def run() -> None:

@@ -26,17 +26,14 @@ _PIECE_BYTES = 8 << 20  # of an object, in one request
 
 @dataclass(frozen=True)
 class ObjectPath:
-    """The path of an object, with the part of the interface of ``pathlib.Path`` that checkpoints use.
-
-    Errors of the storage are raised as ``OSError``.
-    """
+    """The path of an object, as far as checkpoints use a ``pathlib.Path``; errors are ``OSError``."""
 
     storage: Storage
     path: str
 
     @property
     def name(self) -> str:
-        """The last component."""
+        """Return the last component."""
         return self.path.rpartition("/")[2]
 
     def __truediv__(self, name: str) -> "ObjectPath":
@@ -127,7 +124,6 @@ class Folder(Place):
         return str(self._path)
 
     def at(self, name: str) -> Path:
-        """Return the folder of this name."""
         return self._path / name
 
     def begin(self, step: int) -> str:
@@ -140,11 +136,9 @@ class Folder(Place):
         return path.name
 
     def sees(self, name: str) -> bool:
-        """Return whether the folder is there."""
         return (self._path / name).is_dir()
 
     def complete(self, name: str, step: int) -> str:
-        """Sync and rename it."""
         sync_folder(self._path / name)
         path, attempt = self._path / f"{STEP}{step:08d}", 1
         while path.exists():  # the step was saved before
@@ -155,7 +149,6 @@ class Folder(Place):
         return path.name
 
     def names(self) -> list[str]:
-        """Return the names of all folders of checkpoints; none where there is nothing."""
         return sorted(path.name for path in self._path.glob(f"{STEP}*"))
 
     def remove(self, name: str) -> None:
@@ -163,7 +156,6 @@ class Folder(Place):
         (self._path / name).rename(self._path / f"{_UNFINISHED}removal-{secrets.token_hex(4)}")
 
     def remove_unfinished(self) -> None:
-        """Remove the folders that are not named after a step."""
         for path in self._path.glob(f"{_UNFINISHED}*"):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -178,24 +170,19 @@ class Objects(Place):
         return self._storage.url
 
     def at(self, name: str) -> ObjectPath:
-        """Return the path below which the objects of a checkpoint are."""
         return ObjectPath(self._storage, name)
 
     def begin(self, step: int) -> str:
-        """Return a new name; nothing is written."""
         return f"{STEP}{step:08d}-{secrets.token_hex(4)}"
 
     def names(self) -> list[str]:
-        """Return the names of the checkpoints that have a manifest."""
         return [name for name, files in self._listed().items() if COMPLETE in files]
 
     def remove(self, name: str) -> None:
-        """Remove the manifest."""
         with suppress(StorageFailed, FileNotFoundError):  # tried again when the next one is complete
             self._storage.remove(f"{name}/{COMPLETE}")
 
     def remove_unfinished(self) -> None:
-        """Remove the objects of checkpoints that have no manifest."""
         with suppress(OSError):
             for name, files in self._listed().items():
                 for file in files if COMPLETE not in files else ():

@@ -1,8 +1,7 @@
 """Trees of arrays and plain values in files: exact to the bit, without pickle, with a digest.
 
-The files are in the safetensors format, so other programs can open their arrays. The safetensors library does
-not write them: it writes non-contiguous arrays in the wrong order, supports fewer types, and would have each
-file read again for its digest.
+The files are in the safetensors format, so other programs can open their arrays. Its library does not write
+them: it has fewer types, writes non-contiguous arrays in the wrong order, and computes no digest.
 
 A file: 8 bytes, little-endian, the length of the header; the header, JSON; the bytes of the arrays, in the
 order of a walk through the tree. The header's ``__metadata__`` holds the tree with ``{"array": [type,
@@ -147,7 +146,6 @@ def _checked(path: Location, written: Written) -> Iterator[BinaryIO]:
 
 
 def _read(file: BinaryIO, size: int) -> Tree:
-    """Return the tree of an open file of ``size`` bytes."""
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if length > size - _LENGTH_BYTES:
         raise ValueError(f"a header of {length} bytes in a file of {size}")
@@ -250,12 +248,10 @@ def _pieces(header: bytes, arrays: Iterable[Array]) -> Iterator[bytes | memoryvi
 
 
 def _bytes_of(array: Array) -> memoryview:
-    """Return the bytes of a contiguous array, without a copy."""
     return array.reshape(-1).view(np.uint8).data
 
 
 def _digest(file: BinaryIO) -> str:
-    """Return the xxh3_128 of the rest of a file."""
     digest, buffer = xxh3_128(), memoryview(bytearray(_PIECE_BYTES))
     while count := file.readinto(buffer):  # type: ignore[attr-defined]
         digest.update(buffer[:count])
@@ -282,7 +278,6 @@ def _restore(node: Any, file: BinaryIO, size: int) -> Any:
 
 
 def _next_array(content: Any, file: BinaryIO, size: int) -> Array:
-    """Return the next array in a file of ``size`` bytes, of a type and a shape."""
     dtype, shape = _type_named(content[0]), tuple(content[1])
     if dtype.hasobject or any(type(each) is not int or each < 0 for each in shape):
         raise ValueError(f"an array of {dtype} and shape {shape}")

@@ -1,6 +1,5 @@
 """Commands of ``cloudtrain``: the texts of ``--help``, and the program after ``--``."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
@@ -44,11 +43,3 @@ class ProgramCommand(TyperCommand):
             ctx.meta[PROGRAM] = args[at + 1 :]
             args = args[:at]
         return super().parse_args(ctx, args)
-
-
-def check_program(program: Sequence[str], others: Sequence[str]) -> None:
-    """Raise ``ValueError`` if no program follows ``--``, or if configuration arguments precede it."""
-    if not program:
-        raise ValueError("--: expected a program behind it, such as: -- python my.py")
-    if others:
-        raise ValueError(f"--: expected nothing of a configuration beside a program, got {' '.join(others)}")

@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from commlib.version import __version__
 from training.commands.bench import benches
-from training.commands.help import PROGRAM, Group, ProgramCommand, check_program
+from training.commands.help import PROGRAM, Group, ProgramCommand
 
 app = typer.Typer(
     cls=Group,
@@ -97,7 +97,6 @@ def train(
 
 
 def _with_port(overrides: list[str] | None, metrics_port: int | None) -> list[str]:
-    """Return overrides with that of ``--metrics-port``."""
     return [*(overrides or []), *([] if metrics_port is None else [f"metrics_port={metrics_port}"])]
 
 
@@ -125,20 +124,22 @@ def launch(
     arguments = _with_port(overrides, metrics_port)
     there, flags = Ranks(ranks, hosts, network_interface), ["--dry-run"] if dry_run else []
     program = context.meta.get(PROGRAM)
-    policy = RestartPolicy(restarts, grace, resumes=program is None, host_failures=host_failures)
-    if program is not None:
-        others = [*([config] if config else []), *arguments, *flags]
-        raise typer.Exit(run(there, program, check=lambda: check_program(program, others), policy=policy))
-    if config is None:
-        raise typer.BadParameter(
-            "expected a configuration, or a program: -- python my.py", param_hint="CONFIG"
-        )
-    command = cloudtrain("train", config, *arguments, *flags)
+    if program is None and config is None:
+        expected = "expected a configuration, or a program: -- python my.py"
+        raise typer.BadParameter(expected, param_hint="CONFIG")
 
     def check() -> None:
-        _, loaded = load_any(config, arguments, dry_run=dry_run)
-        check_restarts(restarts, loaded.config, is_dry=dry_run)
+        if program is None:
+            _, loaded = load_any(str(config), arguments, dry_run=dry_run)
+            check_restarts(restarts, loaded.config, is_dry=dry_run)
+        elif not program:
+            raise ValueError("--: expected a program behind it, such as: -- python my.py")
+        elif others := [*([config] if config else []), *arguments, *flags]:
+            got = " ".join(others)
+            raise ValueError(f"--: expected nothing of a configuration beside a program, got {got}")
 
+    command = cloudtrain("train", str(config), *arguments, *flags) if program is None else program
+    policy = RestartPolicy(restarts, grace, resumes=program is None, host_failures=host_failures)
     raise typer.Exit(run(there, command, check=check, policy=policy))
 
 
@@ -185,10 +186,7 @@ def _start(
     arguments: Sequence[str],
     check: Callable[[], object],
 ) -> None:
-    """With ``-np``, start the command of these arguments on so many ranks, and exit when it ends.
-
-    ``check``: see :func:`training.process.launch.launch`.
-    """
+    """With ``-np``, start a job of this command, and exit when it ends; ``check``: as of ``launch``."""
     from training.process.hosts import Ranks
     from training.process.job import usage_error
     from training.process.launch import cloudtrain, launch

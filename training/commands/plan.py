@@ -9,8 +9,7 @@ from commlib.errors import one_line
 from datacache.capacity import readable
 from training.commands.printing import Table, milliseconds, times
 from training.plan.memory import weights_of
-from training.plan.plan import PhasePlan, Plan, check_room
-from training.plan.planner import make_plan
+from training.plan.planner import PhasePlan, Plan, check_room, make_plan
 from training.plan.samples import listing_of, load_countable
 from training.plan.simulation import Simulation, simulations
 from training.plan.site import site_of
@@ -40,9 +39,8 @@ def plan(
     except ValueError as error:
         usage_error(str(error))
     except ArithmeticError as error:
-        usage_error(
-            one_line(f"{cluster or path}: expected numbers that steps can be computed with ({error})")
-        )
+        expected = "expected numbers that steps can be computed with"
+        usage_error(one_line(f"{cluster or path}: {expected} ({error})"))
     for line in loaded.warnings:
         log_error(f"warning: {line}")
     notes = [*([counted] if counted else []), *made.missing]
@@ -94,10 +92,8 @@ def _tables(plan: Plan, found: Sequence[Simulation]) -> Iterator[Table]:
     rows = [_schedule(each) for each in plan.phases]
     if any(each.local_steps for each in plan.phases):
         header.append("local\nsteps")
-        rows = [
-            [*row, NONE if each.local_steps is None else str(each.local_steps)]
-            for row, each in zip(rows, plan.phases, strict=True)
-        ]
+        for row, each in zip(rows, plan.phases, strict=True):
+            row.append(str(each.local_steps or NONE))
     yield Table(title, header, rows)
     yield _memory(plan)
     yield _step(plan)
@@ -127,12 +123,8 @@ def _memory(plan: Plan) -> Table:
         parts = (own.weights, own.optimizer, own.gradient, own.residual, own.reducer, own.total)
         rows.append([str(phase.number), *map(readable, parts), readable(own.total * plan.site.ranks_of_node)])
     room = plan.room
-    there = {
-        "memory": room.memory,
-        "a rank's GPU": room.gpu,
-        "cache.memory": room.shm,
-        "cache.disk": room.disk,
-    }
+    there = {"memory": room.memory, "a rank's GPU": room.gpu}
+    there |= {"cache.memory": room.shm, "cache.disk": room.disk}
     has = ", ".join(f"{name} {readable(size)}" for name, size in there.items() if size is not None)
     disk = "not known without the files" if plan.disk is None else readable(plan.disk)
     notes = [
@@ -144,16 +136,8 @@ def _memory(plan: Plan) -> Table:
 
 def _step(plan: Plan) -> Table:
     """Return the table of a step, and of what all steps come to."""
-    header = [
-        "phase",
-        "dense\nMB",
-        "slow link\nMB",
-        "times\nless",
-        "messages\nms",
-        "computing\nms",
-        "step\nms",
-    ]
-    header += ["a second", "efficiency", "time", "traffic\nGB", "cost"]
+    header = ["phase", "dense\nMB", "slow link\nMB", "times\nless", "messages\nms", "computing\nms"]
+    header += ["step\nms", "a second", "efficiency", "time", "traffic\nGB", "cost"]
     rows = []
     for phase in plan.phases:
         cost = None if phase.seconds is None or plan.price is None else phase.seconds / 3600 * plan.price
@@ -202,7 +186,6 @@ def _time(seconds: float | None) -> str:
 
 
 def _totals(plan: Plan) -> Iterator[str]:
-    """Yield the line on the whole run."""
     parts = [] if plan.seconds is None else [f"{_time(plan.seconds)} without tests and checkpoints"]
     if plan.traffic_bytes:
         parts.append(f"{_shown(plan.traffic_bytes, 1e-9)} GB over the slow link from all nodes")

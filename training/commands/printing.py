@@ -1,7 +1,7 @@
 """Tables and numbers that commands print."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import rich.table
@@ -38,25 +38,6 @@ class Table:
         for note in self.notes:
             console.print(note, markup=False)
         console.print()
-
-    def markdown(self) -> str:
-        """Return it as Markdown, the names in the first column as code."""
-        header = [" ".join(name.split()) for name in self.header]
-        table = markdown(header, ([f"`{row[0]}`", *row[1:]] for row in self.rows))
-        return "\n".join([f"{self.title}\n", table, *(f"- {note}" for note in self.notes), ""])
-
-
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown, numbers to the right.
-
-    >>> print(markdown(["name", "ms"], [["a", "1"]]), end="")
-    | name | ms |
-    |---|---:|
-    | a | 1 |
-    """
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    lines = [f"| {' | '.join(header)} |", f"|{'|'.join(rule)}|"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
 
 
 def milliseconds(seconds: float) -> str:

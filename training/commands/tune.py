@@ -16,10 +16,10 @@ from training.commands.printing import Table, milliseconds, times
 from training.config.config import Config, load
 from training.config.records import Phase, Transport
 from training.config.reducers import AUTO
+from training.plan.memory import weights_of
 from training.process.devices import see_own_gpu, with_gpus
 from training.process.job import LocalRank, all_or_exit, as_rank, on_rank0
-from training.process.tf_logging import import_tensorflow
-from training.run.autotune import count_weights, profile_path
+from training.run.autotune import profile_path
 from training.run.parts import import_parts
 
 SIZES = (1_000_000, 14_700_000, 25_600_000)  # examples without a configuration
@@ -51,12 +51,10 @@ class Request:
         if self.path is None:
             return Resolved(None, _counts(self.layout), self.profile, _known(self.transport))
         config = load(self.path, self.overrides)
-        for option, value in (("ranks-per-node", self.layout), ("transport", self.transport)):
+        for key, value in (("ranks_per_node", self.layout), ("transport", self.transport)):
             if value is not None:
-                key = option.replace("-", "_")
-                raise ValueError(
-                    f"--{option}: expected none beside {self.path} (there it is {key}=…), got {value}"
-                )
+                expected = f"expected none beside {self.path} (there it is {key}=…)"
+                raise ValueError(f"--{key.replace('_', '-')}: {expected}, got {value}")
         return Resolved(config, config.ranks_per_node, self.profile or config.profile, config.transport)
 
 
@@ -186,7 +184,6 @@ def _remarks(profile: Profile, case: tuner.Case, own: Candidate | None) -> Itera
 
 
 def _links(profile: Profile, topology: Topology) -> Iterator[str]:
-    """Yield the measurements of each link of the job."""
     if max(map(len, topology.nodes)) > 1:
         yield f"inside a node:  {_speed(profile.network.intra)}"
     if len(topology.nodes) > 1:
@@ -205,7 +202,7 @@ def _cases(topology: Topology, config: Config | None) -> list[Case]:
         return []
     if config is None:
         return [Case("", size, density) for size in SIZES for density in DENSITIES]
-    size = on_rank0(topology.world, lambda: _weights_of(config))
+    size = on_rank0(topology.world, lambda: weights_of(config, config.make_dataset()).size)
     return [
         Case(f"phase {i}: ", size, config.density_of(phase), _own(config, phase))
         for i, phase in enumerate(config.phases, 1)
@@ -221,16 +218,6 @@ def _own(config: Config, phase: Phase) -> Candidate | None:
     implied = reducer_options(name) | {"density": config.density_of(phase) if wire else None}
     named = {key: value for key, value in options.items() if key != "wrappers" and value != implied[key]}
     return Candidate(name, wire, json.dumps(named))
-
-
-def _weights_of(config: Config) -> int:
-    """Return the entries of the gradient of a configuration's model, which is built to count them."""
-    dataset = config.make_dataset()
-    import_tensorflow()
-    import tensorflow as tf
-
-    tf.config.set_visible_devices([], "GPU")  # its memory is needed for the measurement
-    return count_weights(config.task.make().make_model(config, dataset))
 
 
 def _row(case: Case, choice: Choice) -> list[str]:

@@ -6,86 +6,68 @@ from pathlib import Path
 from pydantic_core import PydanticCustomError
 
 from commlib.errors import shown, suggestion
-from training.config.parts import imported
 from training.config.records import AnyConfig, Phase, Target
 from training.config.reducers import AUTO, check_options, check_takes, options_of
-from training.config.schema import problem, reported
+from training.config.schema import imported, problem, reported
 from training.models import MODELS, check_model
 from training.tasks.task import Metric
 
 
 def check(config: AnyConfig) -> None:
     """Raise a problem for settings that exclude each other: the key, the value and what was expected."""
-    _output_can_be_a_folder(config)
-    _reducers_take_what_they_are_given(config)
-    _momentum_is_not_counted_twice(config)
-    _wrappers_have_the_whole_gradient(config)
-    _phases_have_a_learning_rate(config)
-    _there_is_something_to_resume(config)
+    output = Path(config.output)
+    if output.exists() and not output.is_dir():
+        raise _wrong("output", "a folder, or a path that does not exist yet", config.output)
+    if config.reducer.name is not None:
+        check_takes(config.reducer.name, config.reducer, "reducer")
+    for number, phase in enumerate(config.phases):
+        place = f"phases[{number}]"
+        _the_reducer_takes_what_it_is_given(config, phase, place)
+        _wrappers_go_with_what_is_given(config, phase, place)
+        if phase.learning_rate is None and config.learning_rate is None:
+            raise problem("missing, expected a value", key=f"{place}.learning_rate")
+        if phase.momentum is not None and not hasattr(config.optimizer, "momentum"):
+            expected = f"none, {config.optimizer.name} has no momentum"
+            raise _wrong(f"{place}.momentum", expected, phase.momentum)
+    if config.resume != "never" and config.checkpoints is None:
+        raise problem(f"expected never where there are no checkpoints, got {config.resume}", key="resume")
     _the_task_has_what_is_given(config)
-    _the_optimizer_has_what_is_given(config)
-    _local_steps_go_with_what_is_given(config)
+    if config.optimizer.sharded and all(config.is_sparse(phase) for phase in config.phases):
+        raise problem("expected false where no phase is dense, got true", key="optimizer.sharded")
+    for number, phase in enumerate(config.phases):
+        _local_steps_go_with_what_is_given(config, phase, f"phases[{number}]")
 
 
 def _wrong(key: str, expected: str, got: object) -> PydanticCustomError:
     return problem(f"expected {expected}; got {got}", key=key)
 
 
-def _output_can_be_a_folder(config: AnyConfig) -> None:
-    output = Path(config.output)
-    if output.exists() and not output.is_dir():
-        raise _wrong("output", "a folder, or a path that does not exist yet", config.output)
+def _the_reducer_takes_what_it_is_given(config: AnyConfig, phase: Phase, place: str) -> None:
+    name = config.reducer_name(phase)
+    check_takes(name, phase.reducer, f"{place}.reducer")
+    if (known := options_of(name)) is None:  # not imported yet
+        return
+    if phase.density_warmup is not None and "density" not in known:
+        expected = f"none, the reducer of this phase ({name}) takes no density"
+        raise _wrong(f"{place}.density_warmup", expected, phase.density_warmup)
+    options = config.reducer_config(phase)
+    del options["name"]
+    with reported(f"{place}.reducer"):  # an option without a default that nobody gives
+        check_options(name, options)
 
 
-def _reducers_take_what_they_are_given(config: AnyConfig) -> None:
-    if config.reducer.name is not None:
-        check_takes(config.reducer.name, config.reducer, "reducer")
-    for number, phase in enumerate(config.phases):
-        name, place = config.reducer_name(phase), f"phases[{number}]"
-        known = options_of(name)
-        check_takes(name, phase.reducer, f"{place}.reducer")
-        if known is None:  # not imported yet
-            continue
-        if phase.density_warmup is not None and "density" not in known:
-            expected = f"none, the reducer of this phase ({name}) takes no density"
-            raise _wrong(f"{place}.density_warmup", expected, phase.density_warmup)
-        options = config.reducer_config(phase)
-        del options["name"]
-        with reported(f"{place}.reducer"):  # an option without a default that nobody gives
-            check_options(name, options)
-
-
-def _momentum_is_not_counted_twice(config: AnyConfig) -> None:
-    """Refuse momentum correction where the optimizer has a momentum of its own."""
-    for number, phase in enumerate(config.phases):
-        wrappers = config.reducer_config(phase).get("wrappers", [])
-        if not any(wrapper["name"] == "momentum_correction" for wrapper in wrappers):
-            continue
+def _wrappers_go_with_what_is_given(config: AnyConfig, phase: Phase, place: str) -> None:
+    """Refuse a momentum beside momentum correction, and sparse tables, which travel apart, beside any."""
+    wrappers = [wrapper["name"] for wrapper in config.reducer_config(phase).get("wrappers", [])]
+    if "momentum_correction" in wrappers:
         own = {"momentum": config.momentum_of(phase), "beta_1": getattr(config.optimizer, "beta_1", None)}
         for key, value in own.items():
             if value:
-                place = f"phases[{number}].momentum" if phase.momentum is not None else f"optimizer.{key}"
+                key_of = f"{place}.momentum" if phase.momentum is not None else f"optimizer.{key}"
                 expected = f"an optimizer without {key}, which momentum_correction has in its place"
-                raise _wrong(place, f"{expected}: {config.optimizer.name} with momentum 0", value)
-
-
-def _wrappers_have_the_whole_gradient(config: AnyConfig) -> None:
-    """Refuse sparse tables, which travel apart, where a wrapper takes the place of momentum or clipping."""
-    for number, phase in enumerate(config.phases):
-        if config.sparse_tables and (wrappers := config.reducer_config(phase).get("wrappers")):
-            expected = f"false where a reducer is wrapped, phases[{number}] has {wrappers[0]['name']}"
-            raise _wrong("sparse_tables", expected, "true")
-
-
-def _phases_have_a_learning_rate(config: AnyConfig) -> None:
-    for number, phase in enumerate(config.phases):
-        if phase.learning_rate is None and config.learning_rate is None:
-            raise problem("missing, expected a value", key=f"phases[{number}].learning_rate")
-
-
-def _there_is_something_to_resume(config: AnyConfig) -> None:
-    if config.resume != "never" and config.checkpoints is None:
-        raise problem(f"expected never where there are no checkpoints, got {config.resume}", key="resume")
+                raise _wrong(key_of, f"{expected}: {config.optimizer.name} with momentum 0", value)
+    if wrappers and config.sparse_tables:
+        raise _wrong("sparse_tables", f"false where a reducer is wrapped, {place} has {wrappers[0]}", "true")
 
 
 def _the_task_has_what_is_given(config: AnyConfig) -> None:
@@ -119,15 +101,6 @@ def _the_target_is_a_metric(target: Target, task: str, metrics: Mapping[str, Met
         raise problem(f"expected a number in (0, 1], got {target.goal}", key=f"target.{right}")
 
 
-def _the_optimizer_has_what_is_given(config: AnyConfig) -> None:
-    for number, phase in enumerate(config.phases):
-        if phase.momentum is not None and not hasattr(config.optimizer, "momentum"):
-            expected = f"none, {config.optimizer.name} has no momentum"
-            raise _wrong(f"phases[{number}].momentum", expected, phase.momentum)
-    if config.optimizer.sharded and all(config.is_sparse(phase) for phase in config.phases):
-        raise problem("expected false where no phase is dense, got true", key="optimizer.sharded")
-
-
 def without_effect(config: AnyConfig) -> Iterator[str]:
     """Yield a line for every setting that no phase takes."""
     phases, optimizer = config.phases, config.optimizer
@@ -154,34 +127,28 @@ def _is_taken(config: AnyConfig, phase: Phase, option: str) -> bool:
     return option not in own and (known is None or option in known)
 
 
-def _local_steps_go_with_what_is_given(config: AnyConfig) -> None:
-    for number, phase in enumerate(config.phases):
-        place = f"phases[{number}]"
-        if phase.budget is not None:
-            _the_budget_is_for_auto(config, phase, place)
-        elif phase.local_steps is None:
-            for key in ("outer", "local"):
-                if getattr(phase, key) is not None:
-                    raise problem("expected none without local_steps, got one", key=f"{place}.{key}")
-            continue
-        given = f"{place} has " + ("a budget" if phase.budget else f"local_steps={phase.local_steps}")
-        if wrappers := config.reducer_config(phase).get("wrappers"):
-            expected = f"none, {given} and exchanges no gradients"
-            raise _wrong(f"{place}.reducer.wrappers", expected, wrappers[0]["name"])
-        excluded = {
-            "optimizer.sharded": config.optimizer.sharded,  # replicas have weights of their own
-            "sparse_tables": config.sparse_tables,  # a difference of weights has all rows
-            "average": config.average,
-        }
-        for key, value in excluded.items():
-            if value:
-                none = "false" if value is True else "none"
-                raise _wrong(key, f"{none}, {given}", str(value).lower())
-
-
-def _the_budget_is_for_auto(config: AnyConfig, phase: Phase, place: str) -> None:
-    if (name := config.reducer_name(phase)) != AUTO:
-        raise _wrong(f"{place}.budget", f"none, the reducer of this phase is {name}, not auto", "one")
-    if phase.local_steps is not None:
-        expected = "none beside budget, for which auto chooses them"
-        raise _wrong(f"{place}.local_steps", expected, phase.local_steps)
+def _local_steps_go_with_what_is_given(config: AnyConfig, phase: Phase, place: str) -> None:
+    if phase.budget is not None:
+        if (name := config.reducer_name(phase)) != AUTO:
+            raise _wrong(f"{place}.budget", f"none, the reducer of this phase is {name}, not auto", "one")
+        if phase.local_steps is not None:
+            expected = "none beside budget, for which auto chooses them"
+            raise _wrong(f"{place}.local_steps", expected, phase.local_steps)
+    elif phase.local_steps is None:
+        for key in ("outer", "local"):
+            if getattr(phase, key) is not None:
+                raise problem("expected none without local_steps, got one", key=f"{place}.{key}")
+        return
+    given = f"{place} has " + ("a budget" if phase.budget else f"local_steps={phase.local_steps}")
+    if wrappers := config.reducer_config(phase).get("wrappers"):
+        expected = f"none, {given} and exchanges no gradients"
+        raise _wrong(f"{place}.reducer.wrappers", expected, wrappers[0]["name"])
+    excluded = {
+        "optimizer.sharded": config.optimizer.sharded,  # replicas have weights of their own
+        "sparse_tables": config.sparse_tables,  # a difference of weights has all rows
+        "average": config.average,
+    }
+    for key, value in excluded.items():
+        if value:
+            none = "false" if value is True else "none"
+            raise _wrong(key, f"{none}, {given}", str(value).lower())

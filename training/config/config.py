@@ -14,7 +14,6 @@ from pydantic import (
     BeforeValidator,
     SerializeAsAny,
     SerializerFunctionWrapHandler,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_serializer,
@@ -24,48 +23,14 @@ from pydantic import (
 from commlib.errors import one_line, shown
 from commlib.tuning.tuner import Choice
 from training.callbacks import CallbackRecord
+from training.config import records, reducers
 from training.config.checks import check, without_effect
 from training.config.optimizers import AnyOptimizer, Sgd
 from training.config.reading import LINEAR, Given, problems_in_one_line, read_given
-from training.config.records import (
-    Cache,
-    Checkpointing,
-    DatasetRecord,
-    DawnBenchEntry,
-    FileName,
-    Layout,
-    ModelRecord,
-    Normalise,
-    Part,
-    Phase,
-    Port,
-    Seed,
-    Target,
-    Transport,
-    named,
-)
-from training.config.reducers import (
-    AUTO,
-    DEFAULT_DENSITY,
-    DEFAULT_REDUCER,
-    GivenReducer,
-    ReducerRecord,
-    class_of,
-    inherited,
-    options_of,
-    refuse_old_spelling,
-    written_out,
-)
+from training.config.records import Phase
+from training.config.reducers import AUTO, ReducerRecord, inherited, written_out
 from training.config.schedules import LearningRate, MomentumLine
-from training.config.schema import (
-    ConfigurationError,
-    Count,
-    Positive,
-    Record,
-    WholeNumber,
-    located_problem,
-    problem,
-)
+from training.config.schema import ConfigurationError, Count, Positive, WholeNumber, named, problem
 from training.config.secrets import in_clear, mask
 from training.datasets import Dataset
 from training.tasks import TaskRecord
@@ -73,51 +38,51 @@ from training.tasks import TaskRecord
 DEFAULT_BUCKET_MIB = 25  # as in PyTorch's DistributedDataParallel
 
 
-class Config(Record):
+class Config(reducers.Reducing):
     """A training run."""
 
-    name: FileName
+    name: records.FileName
     """The run's folder has this name, followed by its time."""
     task: Annotated[TaskRecord, BeforeValidator(named)] = TaskRecord()
     """A name of ``training.tasks.TASKS`` or an import path; with options, ``name`` and those."""
-    dataset: Annotated[DatasetRecord, BeforeValidator(named)]
+    dataset: Annotated[records.DatasetRecord, BeforeValidator(named)]
     """A name of ``training.datasets.DATASETS``; with more settings, ``name``, ``path`` and options."""
-    model: Annotated[ModelRecord, BeforeValidator(named)]
+    model: Annotated[records.ModelRecord, BeforeValidator(named)]
     """A name of ``training.models.MODELS`` or an import path; with options, ``name`` and those."""
     phases: list[SerializeAsAny[Phase]]
     """Run in order, with the keys of the task; the residual of a reducer is added to the first step of the
     next one."""
     learning_rate: LearningRate | None = None
     """The default of phases that give none."""
-    seed: Seed = 1
+    seed: records.Seed = 1
     """Seed of the initial weights and of the order of samples."""
     optimizer: AnyOptimizer = Sgd()
     """A name of ``training.config.optimizers.OPTIMIZERS``, or ``name`` and its settings."""
     precision: Literal["float32", "float16", "bfloat16"] = "float32"
     """Precision of the model; weights and gradients are float32. float16 scales the loss."""
-    normalise: Normalise | None = None
+    normalise: records.Normalise | None = None
     """Without it inputs are levels, and the model brings them to −1 … 1."""
     accumulate: Count = 1
     """Parts in which a rank computes the gradient of a batch, one after the other."""
     clip_norm: Positive | None = None
     """Largest norm of the mean gradient, which is scaled down to it."""
-    average: Part | None = None
+    average: records.Part | None = None
     """Momentum of a moving average of the weights, which is what is tested."""
     evaluate_every: Count = 1
     """Epochs; the last one of a phase is always tested."""
-    checkpoints: Checkpointing | None = None
+    checkpoints: records.Checkpointing | None = None
     """When they are written; without it, never."""
     deterministic: bool = True
     """Only operations that give the same bits each time; without it a resumed run is not bitwise equal."""
     resume: str = "never"
     """``auto``: resume the last run of this name that did not end; a run's folder: resume that run."""
-    target: Target | None = None
+    target: records.Target | None = None
     """The run ends when this is reached; ``dawnbench.tsv`` and ``dawnbench.json`` are written then."""
-    dawnbench: DawnBenchEntry = DawnBenchEntry()
+    dawnbench: records.DawnBenchEntry = records.DawnBenchEntry()
     """Fields of ``dawnbench.json`` besides those of the run."""
-    ranks_per_node: Layout = None
+    ranks_per_node: records.Layout = None
     """Emulates nodes: ranks on each, or a list of them. Without it, nodes are told apart by hostname."""
-    reducer: GivenReducer = ReducerRecord()
+    reducer: reducers.GivenReducer = ReducerRecord()
     """A name of ``commlib.REDUCERS``, ``auto`` or an import path, or a record of the name and options: the
     default of phases; ``dense`` without it."""
     sparse_tables: bool = False
@@ -128,7 +93,7 @@ class Config(Record):
     bucket_mib: Positive | None = None
     """MiB of float32 values that a bucket has at most, unless one variable alone has more. By default from
     the profile, where ``auto`` reads one, else 25."""
-    transport: Transport = "auto"
+    transport: records.Transport = "auto"
     """``nccl``: gradients stay on GPUs; ``nccl+mpi``: but go through host memory between nodes; ``mpi``:
     always through host memory. ``auto``: ``nccl`` where each rank has a GPU for it, else ``mpi``."""
     verify: bool = False
@@ -136,7 +101,7 @@ class Config(Record):
     stall_timeout: Positive = 1800.0
     """Seconds that a rank waits in an exchange before it ends the job and names the ranks that have not come:
     more than those by which one rank can be later than the others."""
-    cache: Cache = Cache()
+    cache: records.Cache = records.Cache()
     """Where the ranks of a node cache samples; by default nowhere."""
     profile: str | None = None
     """The file from which ``auto`` chooses; by default the one that ``cloudtrain tune`` writes."""
@@ -144,7 +109,7 @@ class Config(Record):
     """Names of ``training.callbacks.CALLBACKS`` or import paths; with options, ``name`` and those."""
     digest_every: WholeNumber = 100
     """Steps between two comparisons of the weights of all ranks; 0: only tests compare them."""
-    metrics_port: Port | None = None
+    metrics_port: records.Port | None = None
     """Where the machine of rank 0 serves ``http://127.0.0.1:PORT/metrics`` to Prometheus."""
     log_every: Count = 10
     """Steps between two lines of ``metrics.jsonl``."""
@@ -152,12 +117,6 @@ class Config(Record):
     """Steps to trace, the first ones after the first of this process; ``trace.json`` shows them by rank."""
     output: str = "runs"
     """The folder in which the run creates its own."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_no_old_spelling(cls, value: Any) -> Any:
-        refuse_old_spelling(value)
-        return value
 
     @field_validator("phases", mode="before")
     @classmethod
@@ -177,13 +136,8 @@ class Config(Record):
 
         Raises a ``ValueError`` of one line that begins with the key.
         """
-        try:
+        with problems_in_one_line("", "phases"):
             return self.model_copy(update={"phases": self.task.phases(list(self.phases))})
-        except ValidationError as error:
-            detail = error.errors()[0]
-            detail["loc"] = ("phases", *detail["loc"])
-            key, text = located_problem(detail)
-            raise ConfigurationError(text, key=key) from error
 
     def make_dataset(self) -> Dataset:
         """Return the data set; raises a ``ValueError`` of one line if it is invalid or of another kind."""
@@ -196,12 +150,12 @@ class Config(Record):
     def reducer_name(self, phase: Phase) -> str:
         """Return the name of a phase's reducer, or ``auto``."""
         own = phase.reducer and phase.reducer.name
-        return own or self.reducer.name or DEFAULT_REDUCER
+        return own or self.reducer.name or reducers.DEFAULT_REDUCER
 
     def is_sparse(self, phase: Phase) -> bool:
         """Return whether a phase's reducer sends a part of the gradient; ``auto`` may choose a sparse one."""
         name = self.reducer_name(phase)
-        reducer = class_of(name)
+        reducer = reducers.class_of(name)
         return name == AUTO or (reducer is not None and reducer.sparse)
 
     @property
@@ -216,13 +170,10 @@ class Config(Record):
 
     def density_of(self, phase: Phase) -> float:
         """Return the density at which a phase's reducer selects, if it does."""
-        return float(inherited(self.reducer, phase.reducer).get("density", DEFAULT_DENSITY))
+        return float(inherited(self.reducer, phase.reducer).get("density", reducers.DEFAULT_DENSITY))
 
     def momentum_of(self, phase: Phase) -> float | MomentumLine | None:
-        """Return the momentum of a phase; :func:`training.config.schedules.momentum_at` gives that of a step.
-
-        ``None`` where the optimizer has none.
-        """
+        """Return the momentum of a phase, see ``schedules.momentum_at``; ``None``: the optimizer has none."""
         return getattr(self.optimizer, "momentum", None) if phase.momentum is None else phase.momentum
 
     def with_choices(self, choices: Mapping[int, Choice]) -> "Config":
@@ -253,24 +204,21 @@ class Config(Record):
         return self.model_copy(update={"phases": [self._resolved(phase) for phase in self.phases]})
 
     def _resolved(self, phase: Phase) -> Phase:
-        if options_of(self.reducer_name(phase)) is not None:  # it is imported
+        if reducers.options_of(self.reducer_name(phase)) is not None:  # it is imported
             phase = _with_reducer(phase, self.reducer_config(phase))
         return phase.model_copy(update={"learning_rate": phase.learning_rate or self.learning_rate})
 
     @model_serializer(mode="wrap")
     def _without_secrets(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Mask secrets that are no references, wherever a configuration is written."""
-        masked: dict[str, Any] = mask(dump(self))
-        return masked
+        return mask(dump(self))
 
     def to_yaml(self) -> str:
         """Return the configuration as YAML that ``load`` reads back, unless a secret was given in clear."""
-        text: str = yaml.safe_dump(self.model_dump(exclude_none=True), sort_keys=False)
-        return text
+        return yaml.safe_dump(self.model_dump(exclude_none=True), sort_keys=False)
 
 
 def _with_reducer(phase: Phase, config: Mapping[str, Any]) -> Phase:
-    """Return the phase with its reducer and all its options in one record."""
     return phase.model_copy(update={"reducer": ReducerRecord(**config)})
 
 
@@ -287,8 +235,7 @@ class Loaded:
 
 def load(path: str | Path | Given, overrides: Sequence[str] = ()) -> Config:
     """Return what ``load_with_warnings`` does, without the warnings."""
-    config: Config = load_with_warnings(path, overrides).config
-    return config
+    return load_with_warnings(path, overrides).config
 
 
 def load_with_warnings(
@@ -302,7 +249,7 @@ def load_with_warnings(
     to those that are checked.
     """
     given = read_given(path, overrides)
-    if given.is_linear:
+    if given.keys.get("task") == LINEAR:
         expected = f"{LINEAR} is for the commands train and launch"
         raise ConfigurationError(expected, key="task", source=str(given.path))
     with problems_in_one_line(given.path):

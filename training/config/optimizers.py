@@ -1,13 +1,12 @@
 """Optimizers by name: the records of their settings, and the optimizers built from them."""
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BeforeValidator, SerializeAsAny
+from pydantic import SerializeAsAny
 
-from commlib.errors import shown
 from pto.norms import Way
 from pto.rules import BIAS_AND_NORMALISATION
-from training.config.schema import Count, Momentum, Positive, Rate, Record, problem, record_in
+from training.config.schema import Count, Momentum, Positive, Rate, Record, named, record_in
 
 if TYPE_CHECKING:
     from pto.keras import LayerWise
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
 
 class Optimizer(Record):
     """The settings of all optimizers."""
-
-    adapts: ClassVar[bool] = True  # whether each tensor has its own ratio, which needs norms
 
     name: str
     """A name of ``OPTIMIZERS``."""
@@ -32,28 +29,17 @@ class Optimizer(Record):
         from pto import keras
 
         settings = self.model_dump(exclude={"name", "sharded", "norms"})
-        optimizer: LayerWise = getattr(keras, type(self).__name__.upper())(**settings)
-        return optimizer
+        return getattr(keras, type(self).__name__.upper())(**settings)
 
 
-class Sgd(Optimizer):
-    """Gradient descent with momentum."""
-
-    adapts: ClassVar[bool] = False
-
-    name: Literal["sgd"] = "sgd"
+class _WithMomentum(Optimizer):
     momentum: Momentum = 0.9
     """Share of the last update that is added to the next; the default of phases that give none."""
     nesterov: bool = False
     """Whether the weights are moved by Nesterov's momentum."""
 
 
-class Adam(Optimizer):
-    """Adaptive moments (Kingma and Ba 2015); ``weight_decay`` is part of the gradient."""
-
-    adapts: ClassVar[bool] = False
-
-    name: Literal["adam"] = "adam"
+class _WithMoments(Optimizer):
     beta_1: Momentum = 0.9
     """Share of the mean gradient so far that is kept in a step."""
     beta_2: Momentum = 0.999
@@ -64,6 +50,18 @@ class Adam(Optimizer):
     """Steps after which the mean squared gradient stays as it is, for sparse exchanges after them."""
 
 
+class Sgd(_WithMomentum):
+    """Gradient descent with momentum."""
+
+    name: Literal["sgd"] = "sgd"
+
+
+class Adam(_WithMoments):
+    """Adaptive moments (Kingma and Ba 2015); ``weight_decay`` is part of the gradient."""
+
+    name: Literal["adam"] = "adam"
+
+
 class AdamW(Adam):
     """Adam whose weights decay apart from the gradient (Loshchilov and Hutter 2019)."""
 
@@ -72,14 +70,10 @@ class AdamW(Adam):
     """Times the learning rate and a weight is subtracted from it."""
 
 
-class Lars(Optimizer):
+class Lars(_WithMomentum):
     """Layer-wise adaptive rates, for large batches (You et al. 2017)."""
 
     name: Literal["lars"] = "lars"
-    momentum: Momentum = 0.9
-    """Share of the last update that is added to the next; the default of phases that give none."""
-    nesterov: bool = False
-    """Whether the weights are moved by Nesterov's momentum."""
     trust: Positive = 0.001
     """What a layer's update may be of the norm of its weights, at a learning rate of 1."""
     epsilon: Rate = 0.0
@@ -88,37 +82,23 @@ class Lars(Optimizer):
     """How ranks share the work of computing norms."""
 
 
-class Lamb(Optimizer):
+class Lamb(_WithMoments):
     """Layer-wise adaptive rates for Adam (You et al. 2020)."""
 
     name: Literal["lamb"] = "lamb"
-    beta_1: Momentum = 0.9
-    """Share of the mean gradient so far that is kept in a step."""
-    beta_2: Momentum = 0.999
-    """Share of the mean squared gradient so far that is kept in a step."""
     epsilon: Positive = 1e-6
-    """Added to what is divided by."""
     least_norm: Rate = 0.0
     """The least that a layer's norm counts as in its ratio."""
     largest_norm: Positive | None = None
     """The most that it counts as."""
     norms: Way = "auto"
     """How ranks share the work of computing norms."""
-    freeze_variance: Count | None = None
-    """Steps after which the mean squared gradient stays as it is, for sparse exchanges after them."""
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = dict(sgd=Sgd, adam=Adam, adamw=AdamW, lars=Lars, lamb=Lamb)
 
 
-def _optimizer(value: Any) -> Any:
-    """Return the record of an optimizer, which a text names."""
-    if isinstance(value, Optimizer):
-        return value
-    given = {"name": value} if isinstance(value, str) else value
-    if not isinstance(given, dict):
-        raise problem(f"expected a name, or the key name and others, got {shown(value)}")
-    return record_in(OPTIMIZERS, "optimizer", given, "name", "sgd")
-
-
-AnyOptimizer = Annotated[SerializeAsAny[Optimizer], BeforeValidator(_optimizer)]
+AnyOptimizer = Annotated[
+    SerializeAsAny[Optimizer],
+    record_in(OPTIMIZERS, "optimizer", "sgd", "a name, or the key name and others", short=named),
+]

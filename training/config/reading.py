@@ -108,10 +108,7 @@ def located(given: str | Path, kind: str = "configuration", folder: Path = FOLDE
 
 
 def read(path: Path, including: Sequence[Path] = ()) -> dict[str, Any]:
-    """Return the keys and values of a YAML file with those of all that it includes.
-
-    ``including``: the files that led here, the first one first.
-    """
+    """Return the keys and values of a YAML file with all that it includes; ``including``: those above."""
     by = f" (included by {including[-1]})" if including else ""
     try:
         content = parsed_file(path)
@@ -159,10 +156,7 @@ _UNRESOLVED = (OmegaConfBaseException, TypeError, ValueError, RecursionError)
 
 
 def resolve(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a configuration with values in place of its references.
-
-    References to the environment that stand for a secret stay. Raises ``ConfigurationError``.
-    """
+    """Return a configuration with its references resolved, but for those to secrets."""
     with _unresolved_in_one_line():
         return OmegaConf.to_container(OmegaConf.create(_prepared(content)), resolve=True)  # type: ignore
 
@@ -255,11 +249,6 @@ class Given:
     path: str | Path
     keys: dict[str, Any]
 
-    @property
-    def is_linear(self) -> bool:
-        """Whether it is a configuration of :mod:`training.linear.config`."""
-        return self.keys.get("task") == LINEAR
-
 
 def read_given(path: str | Path | Given, overrides: Sequence[str] = ()) -> Given:
     """Return the keys and values of a YAML file or a name that ships, with ``key=value`` overrides.
@@ -280,12 +269,12 @@ def read_given(path: str | Path | Given, overrides: Sequence[str] = ()) -> Given
 
 
 @contextmanager
-def problems_in_one_line(path: str | Path) -> Iterator[None]:
-    """Raise ``ConfigurationError`` for the first thing that the block finds wrong with the values."""
+def problems_in_one_line(path: str | Path, *inside: str) -> Iterator[None]:
+    """Raise ``ConfigurationError`` for the first wrong value that the block finds, ``inside`` these keys."""
     try:
         yield
     except ValidationError as error:
         first, *others = error.errors()
-        key, text = located_problem(first)
+        key, text = located_problem(first | {"loc": (*inside, *first["loc"])})
         more = f" (and {len(others)} more)" if others else ""
         raise ConfigurationError(f"{text}{more}", key=key, source=str(path)) from error

@@ -7,19 +7,21 @@ from pydantic import ConfigDict, model_validator
 
 from commlib.registry import check_options
 from datacache.storage import Storage
-from training.config.parts import PartRecord, imported, part_in
-from training.config.reducers import GivenReducer, refuse_old_spelling
+from training.config.reducers import GivenReducer, Reducing
 from training.config.schedules import DensityWarmup, LearningRate, MomentumSchedule
 from training.config.schema import (
     Count,
     Momentum,
+    PartRecord,
     Positive,
     Rate,
     Record,
     expect,
+    imported,
     is_number,
     is_whole,
     one_of,
+    part_in,
     problem,
     reported,
 )
@@ -96,11 +98,6 @@ class DatasetRecord(PartRecord):
 FILE_URLS = ("file://", "local://")  # of a folder
 
 
-def named(value: Any) -> Any:
-    """Return the record of what is given by its name alone."""
-    return {"name": value} if isinstance(value, str) else value
-
-
 class Cache(Record):
     """Where the ranks of a node cache samples: ``auto``, a folder, or none."""
 
@@ -171,7 +168,7 @@ class Budget(Record):
         return self.mbit_per_second * 1e6 / 8 * self.step_seconds
 
 
-class Phase(Record):
+class Phase(Reducing):
     """A run of epochs with one size of inputs and batches, and one reducer: the keys that all tasks have.
 
     Each task has a subclass with the keys of its inputs.
@@ -201,12 +198,6 @@ class Phase(Record):
 
     budget: Budget | None = None
     """What a rank may send, for which ``reducer: auto`` chooses reducer, codec and ``local_steps``."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_no_old_spelling(cls, value: Any) -> Any:
-        refuse_old_spelling(value)
-        return value
 
     @model_validator(mode="after")
     def _has_one_length(self) -> "Phase":

@@ -16,8 +16,7 @@ from commlib.reducers import WRAPPERS, check_wrapper
 from commlib.registry import is_import_path
 from commlib.selection import make_selector
 from commlib.wire import make_codec
-from training.config.parts import imported, part_in
-from training.config.schema import Density, Discreet, problem, reported
+from training.config.schema import Density, Discreet, PartRecord, Record, imported, part_in, problem, reported
 
 AUTO = "auto"  # the reducer that is chosen when the run begins, from the profile of its ranks
 DEFAULT_REDUCER = "dense"
@@ -53,10 +52,8 @@ GivenSelector = Annotated[str | dict[str, Any], BeforeValidator(_selector)]
 CodecName = Annotated[str, AfterValidator(_check_codec)]
 
 
-class WrapperRecord(Discreet):
+class WrapperRecord(PartRecord):
     """A wrapper of a sparse reducer: its name, and its own options."""
-
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
     name: Annotated[str, part_in(WRAPPERS, "wrapper")]
     """A name of ``commlib.reducers.WRAPPERS``, or an import path."""
@@ -109,7 +106,6 @@ class ReducerRecord(Discreet):
 
 
 def _record(value: Any) -> Any:
-    """Return the record of a reducer that is given by its name alone."""
     if not isinstance(value, str | Mapping | ReducerRecord):
         raise problem(f"expected a name, or the key name and options, got {shown(value)}")
     return {"name": value} if isinstance(value, str) else value
@@ -123,19 +119,22 @@ def inherited(above: ReducerRecord, own: ReducerRecord | None) -> dict[str, Any]
     return above.options | (own.options if own is not None else {})
 
 
-def refuse_old_spelling(given: Any) -> None:
-    """Refuse the options of a reducer that once stood beside it, and name the new place."""
-    for key in OPTIONS_INSIDE if isinstance(given, Mapping) else ():
-        if key in given:
-            value = given[key]
-            inside = "{name: …, " + f"{key}: {shown(value)}" + "}"
-            raise problem(f"expected inside the reducer: reducer: {inside}, or reducer.{key}=…", key=key)
+class Reducing(Record):
+    """A record with a reducer. It refuses the options that once stood beside it, and names the new place."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_old_spelling(cls, value: Any) -> Any:
+        for key in OPTIONS_INSIDE if isinstance(value, Mapping) else ():
+            if key in value:
+                inside = "{name: …, " + f"{key}: {shown(value[key])}" + "}"
+                raise problem(f"expected inside the reducer: reducer: {inside}, or reducer.{key}=…", key=key)
+        return value
 
 
 def class_of(name: str) -> type[Reducer] | None:
     """Return the class of a reducer; ``None`` for ``auto``, and for one that is not imported yet."""
-    found: type[Reducer] | None = imported(REDUCERS, "reducer", name)
-    return found
+    return None if name == AUTO else imported(REDUCERS, "reducer", name)
 
 
 def options_of(name: str) -> dict[str, Any] | None:
@@ -159,10 +158,7 @@ def written_out(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Raise ``InvalidArgument`` where the signature of a reducer does not take these options.
-
-    A reducer that is not imported yet is checked when it is.
-    """
+    """Raise ``InvalidArgument`` where a reducer, if it is imported, does not take these options."""
     if (reducer := class_of(name)) is not None:
         own = {key: value for key, value in options.items() if key != "wrappers"}
         registry.check_options(name, reducer, own, positional=2)
@@ -175,9 +171,7 @@ def check_takes(name: str, record: ReducerRecord | None, path: str) -> None:
         return
     for option, value in record.options.items():
         if option not in known:
-            does = (
-                f"{AUTO} picks its own; got {shown(value)}"
-                if name == AUTO
-                else f"{name} has no such option (its options: {', '.join(known) or 'none'})"
-            )
+            does = f"{name} has no such option (its options: {', '.join(known) or 'none'})"
+            if name == AUTO:
+                does = f"{AUTO} picks its own; got {shown(value)}"
             raise problem(f"{does}{suggestion(option, known)}", key=f"{path}.{option}")

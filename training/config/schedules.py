@@ -1,15 +1,14 @@
 """Schedules of learning rate and momentum over the steps of a phase, and the density warm-up.
 
-The functions return the value of step ``step`` (from 0) of ``steps``; records of a configuration call them.
-Values are Python floats (float64), and the first and the last one are exact.
+A schedule gives the value of step ``step`` (from 0) of ``steps``. Values are Python floats (float64), and the
+first and the last one are exact.
 """
 
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, SerializeAsAny, model_validator
 
@@ -29,19 +28,17 @@ from training.config.schema import (
     record_in,
 )
 
-Own = TypeVar("Own", bound="Schedule")
-
 
 @dataclass(frozen=True)
 class Span:
-    """The steps and batch that the schedules of a phase run over."""
+    """The steps that the schedules of a phase run over.
+
+    ``epoch_steps``: of a pass over the training samples; ``global_batch``: samples in a step, of all ranks.
+    """
 
     steps: int
-    """Of the phase."""
     epoch_steps: int
-    """Of one pass over the training samples."""
     global_batch: int
-    """Samples in a step, over all ranks."""
 
 
 def linear(step: int, steps: int, start: float, end: float) -> float:
@@ -50,56 +47,9 @@ def linear(step: int, steps: int, start: float, end: float) -> float:
     >>> [linear(step, 5, 1.0, 0.0) for step in range(5)]
     [1.0, 0.75, 0.5, 0.25, 0.0]
     """
-    _check(step, steps)
     if 0 < step == steps - 1:
         return end  # the formula may differ by a rounding error
     return start + (end - start) * step / max(1, steps - 1)
-
-
-def cosine(step: int, steps: int, start: float, end: float) -> float:
-    """Return half a cosine wave from ``start`` to ``end``: flat at both ends (SGDR, equation 5, one period).
-
-    >>> [round(cosine(step, 5, 1.0, 0.0), 3) for step in range(5)]
-    [1.0, 0.854, 0.5, 0.146, 0.0]
-    """
-    _check(step, steps)
-    return _blend(start, end, (1 - math.cos(math.pi * step / max(1, steps - 1))) / 2)
-
-
-def polynomial(step: int, steps: int, start: float, end: float, power: float) -> float:
-    """Return ``end + (start − end)·(1 − t)^power``, with ``t`` from 0 in the first step to 1 in the last.
-
-    >>> [polynomial(step, 5, 1.0, 0.0, 2) for step in range(5)]
-    [1.0, 0.5625, 0.25, 0.0625, 0.0]
-    """
-    _check(step, steps)
-    return _blend(start, end, 1 - (1 - step / max(1, steps - 1)) ** power)
-
-
-def drops(step: int, start: float, factor: float, at: Sequence[int]) -> float:
-    """Return ``start`` times ``factor`` for every member of ``at`` that ``step`` has reached.
-
-    >>> [drops(step, 1.0, 0.5, [2, 3]) for step in range(5)]
-    [1.0, 1.0, 0.5, 0.25, 0.25]
-    """
-    return start * factor ** sum(step >= place for place in at)
-
-
-def noam(step: int, scale: float, warmup_steps: int, model_size: int) -> float:
-    """Return the rate of "Attention Is All You Need" (section 5.3), which counts its steps from 1.
-
-    It rises in a straight line for ``warmup_steps`` and falls with the root of the step from there:
-    ``scale · model_size^−½ · min(s^−½, s · warmup_steps^−³ᐟ²)``, ``s = step + 1``.
-
-    >>> [noam(step, 1.0, 4, 16) for step in (0, 3, 15)]
-    [0.03125, 0.125, 0.0625]
-    """
-    one = step + 1
-    return float(scale * model_size**-0.5 * min(one**-0.5, one * warmup_steps**-1.5))
-
-
-def _check(step: int, steps: int) -> None:
-    assert 0 <= step < steps, f"step {step} of {steps}"
 
 
 def _blend(start: float, end: float, share: float) -> float:
@@ -108,10 +58,7 @@ def _blend(start: float, end: float, share: float) -> float:
 
 
 class Warmup(Record):
-    """A straight line from ``start`` to the first value of the schedule, which is that of the step after it.
-
-    Give either ``steps`` or ``epochs``.
-    """
+    """A straight line from ``start`` to the first value of the schedule, which the step after it has."""
 
     start: Rate
     """Not scaled by ``per_batch``: a rate that is safe for one small batch is safe to begin with."""
@@ -149,23 +96,17 @@ class Schedule(Record, ABC):
     """The rate is for so many samples a step, and is scaled linearly with the global batch size."""
 
     def at(self, step: int, steps: int) -> float:
-        """Return the learning rate of step ``step`` of ``steps``.
-
-        A schedule with ``epochs`` or ``per_batch`` is to be ``resolved`` before.
-        """
+        """Return the rate of a step; a schedule with ``epochs`` or ``per_batch`` is ``resolved`` before."""
         assert self.per_batch is None, "resolve the schedule first"
-        _check(step, steps)
+        assert 0 <= step < steps, f"step {step} of {steps}"
         return self._at(step, steps)
 
     @abstractmethod
     def _at(self, step: int, steps: int) -> float:
         """Return the rate of a resolved schedule."""
 
-    def resolved(self: Own, span: Span) -> Own:
-        """Return the schedule as it runs over ``span``: in steps, its rates for that batch.
-
-        Raises ``ValueError``, beginning with the key, if a part of it is outside the phase.
-        """
+    def resolved(self, span: Span) -> "Schedule":
+        """Return the schedule over ``span``, in steps; ``ValueError``, key first, if it does not fit."""
         factor = 1.0 if self.per_batch is None else span.global_batch / self.per_batch
         scaled = {name: getattr(self, name) * factor for name in self.rates}
         return self.model_copy(update={"per_batch": None, **scaled, **self._in_steps(span)})
@@ -218,23 +159,28 @@ class Linear(_Line):
 
 
 class Cosine(_Line):
-    """Half a cosine wave from ``start`` to ``end``."""
+    """Half a cosine wave from ``start`` to ``end``, flat at both (SGDR, equation 5, one period)."""
 
     schedule: Literal["cosine"] = "cosine"
 
     def _after(self, first: int, step: int, steps: int) -> float:
-        return cosine(step - first, steps - first, self.start, self.end)
+        share = (1 - math.cos(math.pi * (step - first) / max(1, steps - first - 1))) / 2
+        return _blend(self.start, self.end, share)
 
 
 class Polynomial(_Line):
-    """From ``start`` to ``end`` as a power of the share of the phase that is left."""
+    """From ``start`` to ``end`` as a power of the share of the phase that is left.
+
+    With ``t`` from 0 in the first step to 1 in the last: ``end + (start − end)·(1 − t)^power``.
+    """
 
     schedule: Literal["polynomial"] = "polynomial"
     power: Positive
     """1 is a straight line."""
 
     def _after(self, first: int, step: int, steps: int) -> float:
-        return polynomial(step - first, steps - first, self.start, self.end, self.power)
+        left = 1 - (step - first) / max(1, steps - first - 1)
+        return _blend(self.start, self.end, 1 - left**self.power)
 
 
 class Drops(_Warmed):
@@ -267,7 +213,7 @@ class Drops(_Warmed):
     def _after(self, first: int, step: int, steps: int) -> float:
         assert self.at_epochs is None, "resolve the schedule first"
         _, places = self._places(steps, epoch_steps=0)
-        return drops(step, self.start, self.factor, places)
+        return self.start * self.factor ** sum(step >= place for place in places)
 
     def _in_steps(self, span: Span) -> dict[str, Any]:
         changes = super()._in_steps(span)
@@ -289,7 +235,10 @@ class Drops(_Warmed):
 
 
 class Noam(Schedule):
-    """The rate of "Attention Is All You Need", with a warm-up of its own."""
+    """The rate of "Attention Is All You Need" (section 5.3), with a warm-up of its own.
+
+    ``scale · model_size^−½ · min(s^−½, s · warmup_steps^−³ᐟ²)`` in step ``s``, from 1.
+    """
 
     rates: ClassVar[tuple[str, ...]] = ("scale",)
 
@@ -302,30 +251,30 @@ class Noam(Schedule):
     """Width of the model's vectors."""
 
     def _at(self, step: int, steps: int) -> float:
-        return noam(step, self.scale, self.warmup_steps, self.model_size)
+        one = step + 1
+        return float(self.scale * self.model_size**-0.5 * min(one**-0.5, one * self.warmup_steps**-1.5))
 
 
-SCHEDULES: dict[str, type[Schedule]] = {
-    "linear": Linear,
-    "cosine": Cosine,
-    "step": Drops,
-    "polynomial": Polynomial,
-    "noam": Noam,
-}
+SCHEDULES: dict[str, type[Schedule]] = dict(
+    linear=Linear, cosine=Cosine, step=Drops, polynomial=Polynomial, noam=Noam
+)
 
 
-def _schedule(value: Any) -> Any:
-    """Return the record of a schedule; a number is a constant rate, the default schedule a straight line."""
-    if isinstance(value, Schedule):
-        return value
-    if is_number(value) and value >= 0:
-        return Linear(start=value, end=value)
-    if not isinstance(value, dict):
-        raise problem(f"expected a number from 0, or the keys start and end, got {shown(value)}")
-    return record_in(SCHEDULES, "schedule", value, "schedule", "linear")
+def _constant(value: Any) -> Any:
+    return Linear(start=value, end=value) if is_number(value) and value >= 0 else value
 
 
-LearningRate = Annotated[SerializeAsAny[Schedule], BeforeValidator(_schedule)]
+LearningRate = Annotated[
+    SerializeAsAny[Schedule],
+    record_in(
+        SCHEDULES,
+        "schedule",
+        "linear",
+        "a number from 0, or the keys start and end",
+        key="schedule",
+        short=_constant,
+    ),
+]
 
 
 class MomentumLine(Record):
@@ -335,10 +284,6 @@ class MomentumLine(Record):
     """Momentum of the first step."""
     end: Momentum
     """Momentum of the last step."""
-
-    def at(self, step: int, steps: int) -> float:
-        """Return the momentum of step ``step`` of ``steps``."""
-        return linear(step, steps, self.start, self.end)
 
 
 def _number_or_line(value: Any) -> float | MomentumLine:
@@ -358,7 +303,9 @@ def momentum_at(momentum: float | MomentumLine, step: int, steps: int) -> float:
     >>> momentum_at(0.9, 0, 2), momentum_at(MomentumLine(start=0.98, end=0.9), 1, 2)
     (0.9, 0.9)
     """
-    return momentum.at(step, steps) if isinstance(momentum, MomentumLine) else momentum
+    if isinstance(momentum, MomentumLine):
+        return linear(step, steps, momentum.start, momentum.end)
+    return momentum
 
 
 class DensityWarmup(Record):

@@ -1,9 +1,14 @@
-"""Building blocks of the records of a configuration: checked values, and errors of one line.
+"""Building blocks of the records of a configuration: checked values, parts by name, errors of one line.
 
 A problem names the key, the value and what was expected; pydantic carries it to :func:`describe`.
+
+A part of a run is named in a built-in table, by an entry point (groups ``cloudtrain.reducers``, and so for
+models, datasets, tasks and callbacks), or by an import path, ``package.module:Name``. Nothing is imported
+here: what is not imported yet is checked when a run begins, by :mod:`training.run.parts`.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -12,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, mod
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from commlib.errors import look_up, one_line, shown, suggestion
+from commlib.registry import import_path
 from training.config.secrets import mask
 
 
@@ -64,13 +70,33 @@ def name_in(table: Mapping[str, Any], kind: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def named(value: Any) -> Any:
+    """Return the record of what is given by its name alone."""
+    return {"name": value} if isinstance(value, str) else value
+
+
 def record_in(
-    table: Mapping[str, type[Any]], kind: str, given: Mapping[str, Any], key: str, default: str
-) -> Any:
-    """Return the record of a table that ``key`` of what is given names, with the other keys of it."""
-    with reported(key):
-        record = look_up(table, kind, given.get(key, default))
-    return record.model_validate(given)
+    table: Mapping[str, type[Any]],
+    kind: str,
+    default: str,
+    expected: str,
+    *,
+    key: str = "name",
+    short: Callable[[Any], Any] = lambda value: value,
+) -> BeforeValidator:
+    """Accept a record of a table, which ``key`` of what is given names; ``short`` makes it of a short one."""
+
+    def check(value: Any) -> Any:
+        given = short(value)
+        if isinstance(given, Record):
+            return given
+        if not isinstance(given, dict):
+            raise problem(f"expected {expected}, got {shown(given)}")
+        with reported(key):
+            record = look_up(table, kind, given.get(key, default))
+        return record.model_validate(given)
+
+    return BeforeValidator(check)
 
 
 def is_whole(value: Any, least: int) -> bool:
@@ -114,7 +140,8 @@ class Record(Discreet):
         if isinstance(value, cls):
             return value
         if not isinstance(value, dict):
-            raise problem(f"expected the keys {', '.join(_expected_keys(cls))}, got {shown(value)}")
+            needed = [name for name, field in cls.model_fields.items() if field.is_required()]
+            raise problem(f"expected the keys {', '.join(needed or cls.model_fields)}, got {shown(value)}")
         known = list(cls.model_fields)
         for key in value:
             if key not in known:
@@ -123,18 +150,54 @@ class Record(Discreet):
         return value
 
 
+# ---------------------------------------------------------------------------------------- parts by name
+
+
+class PartRecord(Discreet):
+    """A part of a run: its name, and its own options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the options of this part alone."""
+        return dict(self.model_extra or {})
+
+
+def part_in(table: Mapping[str, Any], kind: str) -> AfterValidator:
+    """Accept names of a table and of entry points, and import paths; list the names for any other."""
+
+    def check(name: str) -> str:
+        with reported():
+            if name not in table:
+                import_path(table, kind, name)
+        return name
+
+    return AfterValidator(check)
+
+
+def imported(table: Mapping[str, Any], kind: str, name: str) -> Any:
+    """Return the part of that name, or ``None`` where its module would have to be imported for it."""
+    if name in table:
+        return table[name]
+    module, _, attributes = import_path(table, kind, name).partition(":")
+    found: Any = sys.modules.get(module)
+    for attribute in attributes.split("."):
+        found = getattr(found, attribute, None)
+    return found
+
+
+# ----------------------------------------------------------------------------------------------- errors
+
+
 def one_of(record: Record, keys: Sequence[str]) -> str:
     """Return the only one of ``keys`` that is given."""
     given = [key for key in keys if getattr(record, key) is not None]
     if len(given) != 1:
         raise problem(f"expected one of {', '.join(keys)}, got {' and '.join(given) or 'none'}")
     return given[0]
-
-
-def _expected_keys(record: type[BaseModel]) -> list[str]:
-    """Return the required keys of a record; all keys if none is required."""
-    needed = [name for name, field in record.model_fields.items() if field.is_required()]
-    return needed or list(record.model_fields)
 
 
 def written(path: Sequence[str | int]) -> str:

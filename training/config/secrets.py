@@ -60,10 +60,7 @@ def in_clear(value: Any, path: str = "") -> Iterator[str]:
 
 
 def resolved(value: Any) -> Any:
-    """Return a copy of records, lists and strings with the environment's values in place of references.
-
-    Raises ``ValueError`` with the name of a variable that is not there.
-    """
+    """Return a copy with the environment's values for references; ``ValueError`` names a missing one."""
     if isinstance(value, Mapping):
         return {key: resolved(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -14,9 +14,8 @@ from commlib import registry
 from commlib.errors import InvalidArgument, shown
 from datacache.storage import Storage
 from datacache.urls import without_secrets
-from training.datasets.bundled import cifar10, digits, mnist5k
 from training.datasets.dataset import Dataset, ImageDataset, in_one_line
-from training.datasets.imagenet import imagenet
+from training.datasets.images import cifar10, digits, imagenet, mnist5k
 from training.datasets.synthetic import synthetic, synthetic_text
 from training.datasets.text import (
     LabelledTextDataset,

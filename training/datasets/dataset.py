@@ -37,18 +37,12 @@ class Dataset:
         expects.
         """
         source = self.training if part == "training" else self.test
+        # The names of classes too: where one part gets another class, the labels of both change.
+        name = " ".join([*getattr(self, "class_names", ()), self.identity, part])
         with in_one_line(f"{self.identity}: {part} samples"):
-            manifest = manifest_of(source, folder, f"{self.scanned_as} {part}", report)
+            manifest = manifest_of(source, folder, name, report)
             self.check(manifest)
         return manifest
-
-    @property
-    def scanned_as(self) -> str:
-        """All that the manifests depend on besides the files, by which they are stored.
-
-        The names of classes too: where one part gets another class, the labels of both change.
-        """
-        return " ".join([*getattr(self, "class_names", ()), self.identity])
 
     def check(self, manifest: Manifest) -> None:
         """Raise a ``ValueError`` of one line for samples that do not belong to this data set."""
@@ -64,16 +58,13 @@ class ImageDataset(Dataset):
     """Names of the labels ``0, 1, …``, if any."""
 
     def check(self, manifest: Manifest) -> None:
-        """Raise a ``ValueError`` where a label is none of the classes."""
-        wrong = np.flatnonzero(manifest.labels >= self.classes)
-        if len(wrong) == 0:
-            return
-        first = int(wrong[0])
-        file = manifest.files[int(manifest.file[first])]
-        raise ValueError(
-            f"labels: expected 0 … {self.classes - 1} ({self.classes} classes), got {manifest.labels[first]} "
-            f"for sample {first} ({file}); {len(wrong)} of {len(manifest)} are too large"
-        )
+        wrong = np.flatnonzero(manifest.labels >= self.classes).tolist()
+        if wrong:
+            label, file = manifest.labels[wrong[0]], manifest.files[int(manifest.file[wrong[0]])]
+            raise ValueError(
+                f"labels: expected 0 … {self.classes - 1} ({self.classes} classes), got {label} "
+                f"for sample {wrong[0]} ({file}); {len(wrong)} of {len(manifest)} are too large"
+            )
 
 
 @contextmanager

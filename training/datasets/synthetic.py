@@ -74,17 +74,9 @@ class Numbers(Vocabulary):
     """The numbers ``0 … size - 6`` as words, and the special tokens with a mask."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
+        self.size, self.has_mask = size, True
         self.model = f"numbers {size}".encode()
         self.fingerprint = xxhash.xxh3_128_hexdigest(self.model)
-
-    @property
-    def size(self) -> int:
-        return self._size
-
-    @property
-    def has_mask(self) -> bool:
-        return True
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         return [[*(int(word) + SPECIAL for word in text.split()), END] for text in texts]

@@ -71,12 +71,18 @@ class VocabularySettings:
 class Vocabulary:
     """Tokens of text and back: 0 pads, 1 is unknown, 2 starts and 3 ends a text, 4 may be the mask."""
 
+    size: int
+    """The number of tokens, special ones included."""
+    has_mask: bool
+
     def __init__(self, model: bytes) -> None:
         from sentencepiece import SentencePieceProcessor
 
         self.model = model
         self.fingerprint: str = xxh3_128_hexdigest(model)
         self._processor = SentencePieceProcessor(model_proto=model)
+        self.size = int(self._processor.get_piece_size())
+        self.has_mask = self.size > MASK and bool(self._processor.is_control(MASK))
         pieces = [self._processor.id_to_piece(token) for token in range(self.size)]
         words = {piece: token for token, piece in enumerate(pieces) if piece.startswith(WORD)}
         # only vocabularies of words have no piece that goes on within a word
@@ -110,25 +116,14 @@ class Vocabulary:
             raise ValueError(_reason(str(error), settings)) from error
         return cls(model.getvalue())
 
-    @property
-    def size(self) -> int:
-        """The number of tokens, special ones included."""
-        return int(self._processor.get_piece_size())
-
-    @property
-    def has_mask(self) -> bool:
-        """Whether there is a mask, which is token 4."""
-        return self.size > MASK and bool(self._processor.is_control(MASK))
-
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Return the tokens of each text, which end with 3; any thread may call it."""
-        tokens: list[list[int]]
-        if (known := self._words) is not None:  # SentencePiece merges unknown words in a row into one
-            lines = (text.split(WORD)[1:] for text in self._processor.normalize(texts))
-            tokens = [[*(known.get(WORD + word, UNKNOWN) for word in words), END] for words in lines]
-        else:
-            tokens = self._processor.encode(texts, add_eos=True, num_threads=1)
-        return tokens
+        if (known := self._words) is None:
+            tokens: list[list[int]] = self._processor.encode(texts, add_eos=True, num_threads=1)
+            return tokens
+        # SentencePiece merges unknown words in a row into one.
+        lines = (text.split(WORD)[1:] for text in self._processor.normalize(texts))
+        return [[*(known.get(WORD + word, UNKNOWN) for word in words), END] for words in lines]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens up to the first end, without other special tokens."""

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import yaml
-from pydantic import BeforeValidator, SerializeAsAny, model_validator
+from pydantic import SerializeAsAny, model_validator
 
 from commlib import InvalidArgument, Topology
-from commlib.errors import shown
 from commlib.folders import expanded
 from commlib.vectors import partition
 from training.config.reading import Given, problems_in_one_line, read_given
@@ -83,15 +82,6 @@ class GeneratedData(LinearData):
 DATA: dict[str, type[LinearData]] = {"libsvm": LibsvmData, "generated": GeneratedData}
 
 
-def _of_its_kind(value: Any) -> Any:
-    """Return the record of the data ``name``."""
-    if isinstance(value, LinearData):
-        return value
-    if not isinstance(value, dict):
-        raise problem(f"expected the key name and others, got {shown(value)}")
-    return record_in(DATA, "data", value, "name", "libsvm")
-
-
 OF_SOLVERS = {"sgd": ("batch_size", "learning_rate"), "coordinate": ("coordinates",)}
 
 
@@ -102,7 +92,7 @@ class LinearConfig(Settings):
     """The run's folder has this name, followed by its time."""
     task: Literal["linear"]
     """What makes it such a configuration."""
-    data: Annotated[SerializeAsAny[LinearData], BeforeValidator(_of_its_kind)]
+    data: Annotated[SerializeAsAny[LinearData], record_in(DATA, "data", "libsvm", "the key name and others")]
     """The rows: ``name`` and the keys of that kind."""
     ranks_per_node: Layout = None
     """Emulates nodes: ranks on each, or a list of them. Without it, nodes are told apart by hostname."""

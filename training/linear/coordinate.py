@@ -5,9 +5,7 @@ random columns of every slice. Each rank sends the derivatives of its rows' loss
 ranks move each weight to the minimum of a quadratic bound of the objective (Richtárik and Takáč 2016).
 """
 
-from collections.abc import Iterator, Mapping
-from itertools import islice
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +15,10 @@ from commlib import Reducer, SparseVector, Topology
 from commlib.arrays import compiled
 from commlib.vectors import Float32, Index, index_dtype, partition
 from training.config.reducers import AUTO
-from training.linear.kernels import Float64, Int64, Matrix
-from training.linear.losses import CURVATURES, LOSSES, value_and_slope
+from training.linear.kernels import CURVATURES, LOSSES, Float64, Int64, Matrix, value_and_slope
 from training.linear.rows import Rows
 from training.linear.settings import Settings, make_lossless
-from training.linear.solver import PROBED, Diverged, Pass, Solver, Taken, choose
+from training.linear.solver import Diverged, Pass, Solver, Taken, choose
 
 
 @compiled
@@ -54,24 +51,18 @@ class CoordinateDescent(Solver):
         super().__init__(topology, rows, settings)
         self._own, self._columns = columns_of(rows, intercept=settings.intercept)
         name, options = settings.reducer.name or AUTO, settings.reducer.options
-        self.reducer = self._make_reducer("allgather" if name == AUTO else name, options)
+        first = "allgather" if name == AUTO else name
+        self.reducer = make_lossless(first, topology, self.model.size, options)
         self._active, squares = self._sums_of_squares()
         self._slices = partition(len(self._active), topology.world.size)
         self.steps = -(-int(np.diff(self._slices).max()) // settings.coordinates)
         self._curvatures = self._bounds_of_curvature(squares)
         if name == AUTO and topology.world.size > 1:
-            self.choice = choose(topology, self._first_derivatives())
+            margins = self.model.margins(rows)  # of a model of zeros
+            firsts = (self._derivatives(margins, self._active[each]) for each in self._blocks())
+            self.choice = choose(topology, firsts)
             self.reducer.close()
-            self.reducer = self._make_reducer(self.choice.name, self.choice.options)
-
-    def _make_reducer(self, name: str, options: Mapping[str, Any]) -> Reducer:
-        return make_lossless(name, self.topology, self.model.size, options)
-
-    def _first_derivatives(self) -> list[SparseVector]:
-        """Return the derivatives of the first blocks for a model of zeros, equally many on each rank."""
-        margins, blocks = self.model.margins(self.rows), list(islice(self._blocks(), PROBED))
-        blocks += blocks[-1:] * (PROBED - len(blocks))
-        return [self._derivatives(margins, self._active[each]) for each in blocks]
+            self.reducer = make_lossless(self.choice.name, topology, self.model.size, self.choice.options)
 
     def _sums_of_squares(self) -> tuple[Index, Float64]:
         """Return the columns that any rank has, ascending, and the sums of their squared values."""

@@ -18,7 +18,7 @@ from sklearn.exceptions import NotFittedError
 
 from commlib import Communicator, InvalidArgument, Topology, transport
 from training.linear.rows import LARGEST_VALUE, Rows
-from training.linear.settings import Settings, checked
+from training.linear.settings import checked
 from training.linear.solvers import make_solver
 
 CLASSES = DIMENSIONS = 2
@@ -69,8 +69,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
 
     def fit(self, X: Any, y: npt.ArrayLike) -> "LinearClassifier":
         """Train a new model on the rows of all ranks."""
-        settings = self._settings()
-        return self._fit(X, y, settings, settings.epochs)
+        return self._fit(X, y)
 
     def partial_fit(
         self, X: Any, y: npt.ArrayLike, classes: npt.ArrayLike | None = None
@@ -80,24 +79,20 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         ``classes``: both labels, where the first rows do not have both. Each call begins at the first rate.
         """
         before = (self.coef_[0], float(self.intercept_[0])) if hasattr(self, "coef_") else None
-        return self._fit(X, y, self._settings(), 1, classes=classes, before=before)
-
-    def _settings(self) -> Settings:
-        given = self.get_params()
-        del given["communicator"]
-        return checked(given)
+        return self._fit(X, y, 1, classes=classes, before=before)
 
     def _fit(
         self,
         X: Any,
         y: npt.ArrayLike,
-        settings: Settings,
-        passes: int,
+        passes: int | None = None,
         *,
         classes: npt.ArrayLike | None = None,
         before: tuple[npt.NDArray[np.float32], float] | None = None,
     ) -> "LinearClassifier":
-        X = _as_matrix(X)
+        given = self.get_params()
+        del given["communicator"]
+        settings, X = checked(given), _as_matrix(X)
         if np.shape(y) != X.shape[:1]:
             got = f"an array of shape {np.shape(y)}"
             raise InvalidArgument(f"y: expected a label for each of {X.shape[0]} rows, got {got}")
@@ -111,7 +106,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
             solver = make_solver(topology, rows, settings)
             if before is not None:
                 solver.model.set_weights(*before)
-            self.losses_ = [solver.run_pass().loss for _ in range(passes)]
+            self.losses_ = [solver.run_pass().loss for _ in range(passes or settings.epochs)]
             solver.close()
         self.coef_ = solver.model.weights.reshape(1, -1)
         self.intercept_ = np.array([solver.model.intercept])

@@ -1,9 +1,10 @@
-"""Numba kernels of linear models: margins, updates, and sums of rows with entries only where rows have them.
+"""Numba kernels of linear models: losses, margins, updates, and sparse sums of rows.
 
 Rows come in random order, and their weights lie anywhere in the model: kernels over rows prefetch the weights
 of the next row, so that a pass does not wait for memory.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,13 +14,17 @@ from numba import types
 from numba.extending import intrinsic
 
 from commlib.arrays import compiled
-from commlib.entries import ones_in
+from commlib.entries import Words, ones_in
+from commlib.selection.base import write_indices
 from commlib.vectors import Float32, Index
-from training.linear.losses import value_and_slope
 
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
-Words = npt.NDArray[np.uint64]
+
+LOSSES = {"logistic": 0, "hinge": 1, "squared_hinge": 2}  # name -> what the kernels call it
+LOGISTIC, HINGE, SQUARED_HINGE = LOSSES.values()
+# The largest second derivative by the margin, where there is one: what coordinate descent divides by.
+CURVATURES = {"logistic": 0.25, "squared_hinge": 2.0}
 
 # Columns are cast to unsigned numbers where they are indices: else Numba would check for negative ones.
 
@@ -68,6 +73,23 @@ def _prefetch(context: Any, array: Any, index: Any) -> Any:
 
 
 prefetch: Any = intrinsic(_prefetch)  # called as ``prefetch(array, index)``
+
+
+@compiled
+def value_and_slope(loss: int, margin: float, label: float) -> tuple[float, float]:
+    """Return a loss of the margin ``z = w·x + b`` and a label ``y``, −1 or +1, and its derivative by ``z``.
+
+    ``log(1 + exp(−yz))``, ``max(0, 1 − yz)``, or the square of that. The hinge's derivative is 0 where it has
+    none.
+    """
+    signed = label * margin
+    if loss == LOGISTIC:
+        small = math.exp(-abs(signed))
+        return max(0.0, -signed) + math.log1p(small), -label * (small if signed > 0 else 1.0) / (1.0 + small)
+    short = max(0.0, 1.0 - signed)
+    if loss == HINGE:
+        return short, -label if short > 0.0 else 0.0
+    return short * short, -2.0 * label * short
 
 
 @compiled
@@ -251,12 +273,7 @@ def list_columns(words: Words, listed: Index) -> None:
     """Write the marked columns, ascending."""
     filled = 0
     for number in range(len(words)):
-        word = words[number]
-        while word:
-            lowest_bit = word & (~word + ONE)
-            listed[filled] = number * 64 + ones_in(lowest_bit - ONE)
-            filled += 1
-            word ^= lowest_bit
+        filled = write_indices(words[number], number * 64, listed, filled)
 
 
 @compiled

@@ -1,43 +1,31 @@
 """A linear model whose steps cost as much as their gradients have entries, also with regularization."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from commlib import SparseVector
 from commlib.vectors import Float32
 from training.linear import kernels
-from training.linear.kernels import Float64, Int64, Matrix, Weights
-from training.linear.losses import LOSSES
+from training.linear.kernels import LOSSES, Float64, Int64, Matrix, Weights
 from training.linear.rows import Rows
-
-
-@dataclass(frozen=True)
-class Objective:
-    """``(1/N)·Σ loss(yᵢ, w·xᵢ + b) + l2/2·‖w‖² + l1·‖w‖₁``; the intercept ``b`` is not regularized."""
-
-    loss: str
-    l2: float = 0.0
-    l1: float = 0.0
-    intercept: bool = True
+from training.linear.settings import Settings
 
 
 class Model:
     """Weights of float32 and an intercept, which are 0 at first.
 
-    A gradient of it has ``size`` entries, of which the last is that of the intercept, if it has one.
+    The objective is ``(1/N)·Σ loss(yᵢ, w·xᵢ + b) + l2/2·‖w‖² + l1·‖w‖₁``: the intercept ``b`` is not
+    regularized. A gradient has ``size`` entries, of which the last is that of the intercept, if there is one.
     """
 
-    def __init__(self, objective: Objective, features: int) -> None:
-        self.objective, self.features = objective, features
-        self.size = features + objective.intercept
-        self._loss = LOSSES[objective.loss]
-        seen = np.zeros(features if objective.l1 else 0)
+    def __init__(self, settings: Settings, features: int) -> None:
+        self.settings, self.features = settings, features
+        self.size = features + settings.intercept
+        self._loss = LOSSES[settings.loss]
+        seen = np.zeros(features if settings.l1 else 0)
         self._weights = Weights(np.zeros(features, np.float32), seen, 0.0, 1.0, 0.0)
 
     @property
     def intercept(self) -> float:
-        """Return the intercept."""
         return self._weights.intercept
 
     @property
@@ -66,32 +54,32 @@ class Model:
 
         The last entry that it stores is that of the intercept.
         """
-        objective, count = self.objective, gradient.nnz - self.objective.intercept
+        settings, count = self.settings, gradient.nnz - self.settings.intercept
         _, _, shrunk, scale, intercept = self._weights
-        scale *= 1.0 - rate * objective.l2
+        scale *= 1.0 - rate * settings.l2
         if gradient.indices is None:
             kernels.add_dense(gradient.values[:count], -rate / scale, self._weights)
         else:
             entries = Matrix(np.array([0, count]), gradient.indices, gradient.values)
             kernels.add_row(entries, 0, -rate / scale, self._weights)
-        if objective.intercept:
+        if settings.intercept:
             intercept -= rate * float(gradient.values[-1])
-        shrunk += rate * objective.l1 / scale
+        shrunk += rate * settings.l1 / scale
         self._weights = self._weights._replace(shrunk=shrunk, scale=scale, intercept=intercept)
         if scale < kernels.SMALLEST_SCALE:
             _ = self.weights
 
     def pass_alone(self, rows: Rows, order: Int64, bounds: Int64, rates: Float64) -> float:
         """Take a step for each batch of ``order``, as a single rank; return the sum of the losses before."""
-        objective = self.objective
+        settings = self.settings
         total, shrunk, scale, intercept = kernels.pass_of_one_rank(
             self._loss,
             rows.matrix,
             rows.labels,
             (order, bounds, rates),
             self._weights,
-            (objective.l2, objective.l1),
-            objective.intercept,
+            (settings.l2, settings.l1),
+            settings.intercept,
         )
         self._weights = self._weights._replace(shrunk=shrunk, scale=scale, intercept=intercept)
         return total
@@ -99,4 +87,4 @@ class Model:
     def penalty(self) -> float:
         """Return ``l2/2·‖w‖² + l1·‖w‖₁``."""
         squares, magnitudes = kernels.norms(self._weights)
-        return self.objective.l2 / 2 * squares + self.objective.l1 * magnitudes
+        return self.settings.l2 / 2 * squares + self.settings.l1 * magnitudes

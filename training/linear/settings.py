@@ -22,8 +22,7 @@ from training.config.schema import (
     name_in,
     problem,
 )
-from training.linear.losses import CURVATURES, LOSSES
-from training.linear.model import Objective
+from training.linear.kernels import CURVATURES, LOSSES
 
 LOSSLESS = {"selector": EVERYTHING, "density": 1.0}  # options of a sparse reducer that sends all entries
 
@@ -82,11 +81,6 @@ class Settings(Record):
             raise problem(f"expected {' or '.join(CURVATURES)} with coordinate, got {self.loss}", key="loss")
         _check_reducer(self.reducer)
         return self
-
-    @property
-    def objective(self) -> Objective:
-        """Return what is minimized."""
-        return Objective(self.loss, self.l2, self.l1, self.intercept)
 
 
 def _check_reducer(record: ReducerRecord) -> None:

@@ -5,7 +5,6 @@ the only dense vector of its size: no step makes another.
 """
 
 from collections.abc import Iterator
-from itertools import islice
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from training.linear import kernels
 from training.linear.kernels import Float64, Int64
 from training.linear.rows import Rows
 from training.linear.settings import LearningRate, Settings, make_lossless
-from training.linear.solver import PROBED, Diverged, Pass, Solver, Taken, choose
+from training.linear.solver import Diverged, Pass, Solver, Taken, choose
 
 
 class Rates:
@@ -84,15 +83,10 @@ class SGD(Solver):
             return None
         name, options = self.settings.reducer.name or AUTO, self.settings.reducer.options
         if name == AUTO:
-            self.choice = choose(self.topology, self._first_gradients())
+            # of a model of zeros
+            self.choice = choose(self.topology, (self._gradient(each, 1.0)[0] for each, _ in self._batches()))
             name, options = self.choice.name, dict(self.choice.options)
         return make_lossless(name, self.topology, self.model.size, options)
-
-    def _first_gradients(self) -> list[SparseVector]:
-        """Return as many gradients on each rank, of a model of zeros."""
-        numbers = [numbers for numbers, _ in islice(self._batches(), PROBED)]
-        numbers += numbers[-1:] * (PROBED - len(numbers))
-        return [self._gradient(each, 1.0)[0] for each in numbers]
 
     def run_pass(self) -> Pass:
         rates = self._rates.of_pass(self.passes, self.steps)

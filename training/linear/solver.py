@@ -1,8 +1,9 @@
 """What solvers share: ranks, rows, model, the report of a pass, and the choice of ``reducer: auto``."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from statistics import median
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from commlib import REDUCERS, InvalidArgument, LinkBytes, Reducer, Report, SparseVector, Topology
 from commlib.reducers import SelectingReducer
 from training.linear.kernels import Int64
-from training.linear.model import Model, Objective
+from training.linear.model import Model
 from training.linear.rows import Rows
 from training.linear.settings import Settings, make_lossless
 from training.process.job import all_or_raise
@@ -105,7 +106,7 @@ class Solver(ABC):
     def __init__(self, topology: Topology, rows: Rows, settings: Settings) -> None:
         self.topology, self.rows, self.settings = topology, rows, settings
         self.counts = _counts(topology, rows)
-        self.model = all_or_raise(topology.world, lambda: _model(settings.objective, rows.features))
+        self.model = all_or_raise(topology.world, lambda: _model(settings, rows.features))
         self.reducer: Reducer | None = None
         self.passes = 0
         self.choice: Choice | None = None
@@ -134,9 +135,9 @@ class Solver(ABC):
         return sum(losses) / int(self.counts.sum())
 
 
-def _model(objective: Objective, features: int) -> Model:
+def _model(settings: Settings, features: int) -> Model:
     try:
-        return Model(objective, features)
+        return Model(settings, features)
     except MemoryError as error:
         raise InvalidArgument(f"features: expected memory for so many weights, got {features:,}") from error
 
@@ -157,19 +158,21 @@ def _counts(topology: Topology, rows: Rows) -> Int64:
     return np.asarray(counts, np.int64)
 
 
-def choose(topology: Topology, gradients: Sequence[SparseVector]) -> Choice:
-    """Return the fastest reducer that sends everything, measured on gradients of the run; collective.
+def choose(topology: Topology, gradients: Iterable[SparseVector]) -> Choice:
+    """Return the fastest reducer that sends everything, measured on a run's first gradients; collective.
 
     The time to add sparse gradients depends on how many entries they share, which is not known beforehand
     (SparCML, section 5.3).
     """
+    probed = list(islice(gradients, PROBED))
+    probed += probed[-1:] * (PROBED - len(probed))  # equally many on each rank
     candidates = [
         (name, options)
         for name, reducer in REDUCERS.items()
         for options in ([{"wire": wire} for wire in WIRES] if reducer.sparse else [dict[str, str]()])
         if not reducer.sparse or issubclass(reducer, SelectingReducer)  # the others cannot send all entries
     ]
-    seconds = [_seconds(topology, name, options, gradients) for name, options in candidates]
+    seconds = [_seconds(topology, name, options, probed) for name, options in candidates]
     best = min(range(len(seconds)), key=seconds.__getitem__)
     dense = next(number for number, (name, _) in enumerate(candidates) if name == "dense")
     return Choice(*candidates[best], seconds[best], seconds[dense])

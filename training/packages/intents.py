@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from training.packages import texts
+from training.packages import Parts, is_test, key_of, members
 
 CATALOGUE = r"home_assistant_intents/data/en\.json"
 DRAWN = 10  # sentences of a template
@@ -75,8 +75,7 @@ class Grammar:
     def _expanded(self, template: str, draw: Draw, depth: int) -> str:
         if depth > DEEPEST:
             raise ValueError(f"{template}: rules refer to each other")
-        tokens = TOKEN.findall(template)
-        return self._alternatives(tokens, draw, depth)
+        return self._alternatives(TOKEN.findall(template), draw, depth)
 
     def _alternatives(self, tokens: list[str], draw: Draw, depth: int) -> str:
         """Return one of the alternatives at the head of ``tokens``, up to the bracket that closes them."""
@@ -99,11 +98,9 @@ class Grammar:
     def _filled(self, token: str, draw: Draw, depth: int) -> str:
         if token.startswith("<"):
             return self._expanded(self._rules[token[1:-1]], draw, depth + 1)
-        if token.startswith("{"):
-            return self._of_list(token[1:-1].partition(":")[0], draw, depth)
-        return token
-
-    def _of_list(self, name: str, draw: Draw, depth: int) -> str:
+        if not token.startswith("{"):
+            return token
+        name = token[1:-1].partition(":")[0]
         if name in FILLED:
             return draw.of(FILLED[name].split(","))
         found = self._lists[name]
@@ -112,8 +109,10 @@ class Grammar:
         return self._expanded(draw.of(found["values"])["in"], draw, depth + 1)
 
 
-def parts(catalogue: Mapping[str, Any]) -> texts.Parts:
-    """Return the lines of both parts."""
+def intents(package: Path) -> Parts:
+    """Return the lines of each file that is made of the package."""
+    ((_, content),) = members(package, CATALOGUE)
+    catalogue = json.loads(content)
     grammar = Grammar(catalogue)
     labels: defaultdict[str, set[str]] = defaultdict(set)
     for intent, described in catalogue["intents"].items():
@@ -122,13 +121,8 @@ def parts(catalogue: Mapping[str, Any]) -> texts.Parts:
             for drawn in range(DRAWN):
                 labels[grammar.sentence(template, Draw(intent, number, drawn))].add(intent)
     found: dict[str, list[str]] = {"train.tsv": [], "test.tsv": []}
-    for sentence, intents in sorted(labels.items()):
-        if len(intents) == 1:
-            part = "test.tsv" if texts.is_test(texts.key_of(sentence), TEST_SHARE) else "train.tsv"
-            found[part].append(f"{next(iter(intents))}\t{sentence}")
+    for sentence, found_in in sorted(labels.items()):
+        if len(found_in) == 1:
+            part = "test.tsv" if is_test(key_of(sentence), TEST_SHARE) else "train.tsv"
+            found[part].append(f"{next(iter(found_in))}\t{sentence}")
     return found
-
-
-def parts_of(package: Path) -> texts.Parts:
-    """Return the lines of each file that is made of the package."""
-    return parts(json.loads(dict(texts.members(package, CATALOGUE)).popitem()[1]))

@@ -12,7 +12,7 @@ from commlib import Link, LinkBytes, Network, bytes_of_nodes, predict_seconds
 from commlib.exchange import bucket_bounds
 from commlib.reducers import reducer_class, reducer_options
 from training.config.records import Phase
-from training.plan.site import Site
+from training.plan.site import Site, nodes_of
 
 FORWARD = 1 / 3  # of computing: the backward pass has two products for each of the forward pass
 
@@ -35,12 +35,11 @@ class Exchange:
         return reducer_class(self.reducer).cost is not None
 
     def at(self, density: float) -> "Exchange":
-        """Return the same at another density."""
         return replace(self, options={**self.options, "density": density})
 
     def among(self, ranks: int) -> "Exchange":
         """Return the same among another number of ranks, on nodes of the same size."""
-        return replace(self, site=self.site.with_ranks(ranks))
+        return replace(self, site=replace(self.site, nodes=nodes_of(ranks, self.site.ranks_of_node)))
 
     def node_bytes(self) -> list[int]:
         """Return the bytes that all ranks of each node send over the slow link; of one node: inside it."""
@@ -140,26 +139,19 @@ class StepExchange:
 # -------------------------------------------------------- messages beside the backward pass
 
 
-def backward_shares(sizes: Sequence[int], bucket_bytes: int) -> list[float]:
-    """Return the share of the backward pass that ends with each bucket, of variables with ``sizes`` entries.
-
-    How long a layer computes is not known: its share of the weights stands for it.
-
-    >>> backward_shares([10, 30, 40], bucket_bytes=4 * 70)
-    [0.125, 0.875]
-    """
-    return [(high - low) / sum(sizes) for low, high in pairwise(bucket_bounds(sizes, bucket_bytes))]
-
-
-def overlapped_seconds(computing: float, shares: Sequence[float], messages: Sequence[float]) -> float:
+def overlapped_seconds(
+    computing: float, sizes: Sequence[int], bucket_bytes: int, messages: Sequence[float]
+) -> float:
     """Return the seconds of a step in which messages of a bucket begin once its gradients are computed.
 
-    ``shares`` and ``messages``: of each bucket, in the order of the layers, the last of which is ready first.
-    Messages of buckets follow each other.
+    ``sizes``: entries of each variable, in the order of the layers, the last of which is ready first. How
+    long a layer computes is not known: its share of the weights stands for it. ``messages``: the seconds of
+    each bucket's, which follow each other.
 
-    >>> overlapped_seconds(9.0, [1 / 3, 2 / 3], [1.0, 5.0])  # forward to 3, layers to 7 and 9, messages to 12
+    >>> overlapped_seconds(9.0, [10, 20], 4 * 20, [1.0, 5.0])  # forward to 3, layers to 7 and 9
     13.0
     """
+    shares = [(high - low) / sum(sizes) for low, high in pairwise(bucket_bounds(sizes, bucket_bytes))]
     ready, end = FORWARD * computing, 0.0
     for share, seconds in zip(reversed(shares), reversed(messages), strict=True):
         ready += (1 - FORWARD) * computing * share

@@ -1,7 +1,4 @@
-"""The memory of a rank: weights, optimizer, gradient, residual and what the reducer works with.
-
-The model of a configuration is built to count its weights.
-"""
+"""The memory of a rank: weights, optimizer, gradient, residual and what the reducer works with."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -40,7 +37,6 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Return the bytes of all."""
         return sum(getattr(self, each.name) for each in fields(self))
 
 
@@ -57,7 +53,6 @@ class Kept:
 
     @property
     def reducer(self) -> int:
-        """Return the bytes that the reducer works with."""
         return self.vectors + self.entries
 
 
@@ -73,6 +68,7 @@ def kept_by(
     ``sent``: by one rank in a step, ``None``: not known. The reducer's part is an estimate.
     """
     kind: type[Any] = reducer_class(reducer)
+    known = reducer_options(reducer) | dict(options)
     vector = VALUE_BYTES * size
     if sum(map(len, nodes)) == 1:
         return Kept(0, vector)
@@ -88,16 +84,12 @@ def kept_by(
     wrappers = [each["name"] for each in options.get("wrappers", ())]
     residual = residuals * own * has_residual + vector * wrappers.count("momentum_correction")
     shards = vector - vector // streams if of_shards else 0
-    selecting = int((SELECTING + SELECTED * _density(reducer, options)) * own) * kind.sparse
+    selecting = int((SELECTING + SELECTED * float(known.get("density", 0.0))) * own) * kind.sparse
     held = 0
     if kind.sparse and sent is not None:
         entries = sent.intra + sent.inter - (shards if of_node else 0)
         held = max(min(HELD * entries, MOST_HELD * vector), entries)  # an all-gather holds all messages
     return Kept(residual, vector + shards, selecting + held)
-
-
-def _density(reducer: str, options: Mapping[str, Any]) -> float:
-    return float((reducer_options(reducer) | dict(options)).get("density", 0.0))
 
 
 # -------------------------------------------------------- weights and optimizer
@@ -112,7 +104,6 @@ class Weights:
 
     @property
     def size(self) -> int:
-        """Return the entries of the gradient."""
         return sum(self.sizes)
 
 
@@ -123,12 +114,11 @@ def weights_of(config: Config, dataset: Any) -> Weights:
 
     tf.config.set_visible_devices([], "GPU")  # they may belong to a run
     model = config.task.make().make_model(config, dataset)
-    trained = [_entries(variable) for variable in model.trainable_variables]
-    return Weights(trained, sum(map(_entries, model.variables)) - sum(trained))
-
-
-def _entries(variable: Any) -> int:
-    return int(variable.shape.num_elements())
+    trained, all_of_them = (
+        [int(each.shape.num_elements()) for each in variables]
+        for variables in (model.trainable_variables, model.variables)
+    )
+    return Weights(trained, sum(all_of_them) - sum(trained))
 
 
 def slots_of(config: Config) -> int:

@@ -1,6 +1,9 @@
-"""Make the plan of a run from closed forms: its configuration, samples and weights, on a site."""
+"""The plan of a run, by closed forms from its configuration, samples and weights, on a site.
 
-from collections.abc import Mapping, Sequence
+What each phase takes of steps, memory, bytes, seconds and money.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -12,29 +15,136 @@ from commlib.exchange import bucket_bounds
 from commlib.reducers import reducer_class
 from commlib.tuning.tuner import ALONE, Choice, choose
 from commlib.vectors import VALUE_BYTES
+from datacache.capacity import readable
 from training.config.config import Config
 from training.config.records import Phase
 from training.config.reducers import AUTO
 from training.config.schedules import Span
-from training.plan.exchange import (
-    Exchange,
-    StepExchange,
-    backward_shares,
-    exchanges_per_step,
-    overlapped_seconds,
-)
+from training.plan.exchange import Exchange, StepExchange, exchanges_per_step, overlapped_seconds
 from training.plan.memory import GRADIENTS, Memory, Weights, kept_by, slots_of
-from training.plan.plan import Curve, PhasePlan, Plan, total
 from training.plan.samples import Epoch, Listing
-from training.plan.site import Site
+from training.plan.site import Capacity, Site
 from training.run.autotune import UNPREDICTABLE, bucket_mib, check_budget, choices_within
+from training.run.dry_run import resolved_rate
+
+MOST_VALUES = 10_000  # of a curve, that are looked at for its largest one
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The values of a curve over the steps of a phase.
+
+    >>> [str(Curve.of_values(values)) for values in ([0.0, 0.4, 0.01], [0.25, 0.001], [0.1])]
+    ['0 → 0.4 → 0.01', '0.25 → 0.001', '0.1']
+    """
+
+    start: float
+    peak: float
+    end: float
+
+    @classmethod
+    def of(cls, at: Callable[[int], float], steps: int, *more: int) -> "Curve":
+        """Return the curve ``at(step)``; of many steps some are looked at, and those of ``more``."""
+        seen = {*range(0, steps, -(-steps // MOST_VALUES)), *(step for step in more if 0 <= step < steps)}
+        return cls.of_values(list(map(at, sorted({*seen, steps - 1}))))
+
+    @classmethod
+    def of_values(cls, values: Sequence[float]) -> "Curve":
+        """Return the curve of all these values, one after the other."""
+        return cls(values[0], max(values), values[-1])
+
+    def __str__(self) -> str:
+        values = [self.start, self.peak, self.end]
+        kept = [each for place, each in enumerate(values) if place == 0 or each != values[place - 1]]
+        return " → ".join(f"{each:.4g}" for each in kept)
+
+
+@dataclass(frozen=True)
+class PhasePlan:
+    """One phase, numbered from 1; its steps at the density of the phase's end, or the mean step of rounds.
+
+    ``slow_bytes``, ``dense_bytes``: of the busiest node in a step over the slow link, by the phase's reducer
+    and by ``dense``. Seconds of a step: ``messages``, ``computing`` on one rank, and the whole ``step``, in
+    which messages may hide behind the backward pass. ``traffic_bytes``: of all nodes in the phase. ``auto``:
+    the pick of ``reducer: auto``, and why. ``None``: not known.
+    """
+
+    number: int
+    steps: int
+    epochs: float
+    global_batch: int
+    unit: str
+    batch: str
+    input: str
+    rate: Curve
+    density: Curve | None
+    local_steps: int | None
+    reducer: str
+    options: Mapping[str, Any]
+    buckets: int
+    memory: Memory
+    slow_bytes: int | None
+    dense_bytes: int
+    traffic_bytes: int | None
+    messages: float | None
+    computing: float | None
+    step: float | None
+    seconds: float | None
+    auto: str | None
+
+    @property
+    def per_second(self) -> float | None:
+        """Return how much of its unit all ranks train on in a second."""
+        return self.global_batch / self.step if self.step else None
+
+    @property
+    def efficiency(self) -> float | None:
+        """Return the throughput over that of as many ranks which exchange nothing."""
+        return self.computing / self.step if self.step and self.computing is not None else None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run on a site. ``weights``: entries of the gradient. ``disk``, ``memory``: bytes of a node's cache.
+
+    ``seconds``: of all phases, without tests and checkpoints. ``missing``: a line for each unknown fact.
+    """
+
+    name: str
+    site: Site
+    weights: int
+    phases: Sequence[PhasePlan]
+    disk: int | None
+    memory: int
+    room: Capacity
+    price: float | None
+    missing: Sequence[str]
+
+    @property
+    def seconds(self) -> float | None:
+        return total([phase.seconds for phase in self.phases])
+
+    @property
+    def traffic_bytes(self) -> int | None:
+        """Return what all nodes send over the slow link."""
+        sent = total([phase.traffic_bytes for phase in self.phases])
+        return None if sent is None else int(sent)
+
+    @property
+    def cost(self) -> float | None:
+        return None if self.seconds is None or self.price is None else self.seconds / 3600 * self.price
+
+
+def total(values: Sequence[float | None], counts: Sequence[int] | None = None) -> float | None:
+    """Return the sum of values, each so many times; ``None`` where one is not known."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return None
+    return sum(value * count for value, count in zip(known, counts or [1] * len(known), strict=True))
 
 
 def make_plan(config: Config, site: Site, listing: Listing, weights: Weights) -> Plan:
-    """Return the plan; ``ValueError`` of one line for a run that cannot be.
-
-    ``config``: loaded, with the parts that it names imported.
-    """
+    """Return the plan of a configuration whose parts are imported; ``ValueError`` where it cannot be run."""
     choices = _choices(config, site, weights.size)
     if missing := [number for number in config.automatic if number not in choices]:
         expected = "a name, --cluster or a profile, from which auto picks"
@@ -59,6 +169,26 @@ def make_plan(config: Config, site: Site, listing: Listing, weights: Weights) ->
     if not isfinite(plan.seconds or 0):
         raise ValueError(f"{site.source}: expected numbers that give a finite time, got {plan.seconds}")
     return plan
+
+
+def check_room(plan: Plan) -> None:
+    """Raise a ``ValueError`` of one line for a plan that does not fit a node."""
+    room, where = plan.room, plan.site.source if plan.site.file is not None else "this machine"
+
+    def check(what: str, needed: int | None, there: int | None) -> None:
+        if needed is not None and there is not None and needed > there:
+            expected = f"expected at most the {readable(there)} that {where} has"
+            raise ValueError(f"{what}: {expected}, got {readable(needed)}")
+
+    check("cache.disk", plan.disk, room.disk)
+    check("cache.memory", plan.memory, room.shm)
+    for phase in plan.phases:
+        rank, ranks = phase.memory.total, plan.site.ranks_of_node
+        if room.gpu is not None:
+            check(f"phases[{phase.number - 1}]: memory of a rank on its GPU", rank, room.gpu)
+            rank = 0
+        what = f"phases[{phase.number - 1}]: memory of {ranks} ranks on a node, and its cache.memory"
+        check(what, ranks * rank + plan.memory, room.memory)
 
 
 def _choices(config: Config, site: Site, size: int) -> dict[int, Choice]:
@@ -87,11 +217,8 @@ def _price(config: Config, site: Site) -> float | None:
 
 def _missing(config: Config, site: Site, phases: Sequence[PhasePlan]) -> list[str]:
     """Return a line for each thing that would have to be known for more."""
-    numbers, in_file = (
-        [phase.number for phase in phases if phase.computing is None],
-        "in a file for --cluster",
-    )
-    lines = []
+    numbers = [phase.number for phase in phases if phase.computing is None]
+    lines, in_file = [], "in a file for --cluster"
     if site.profile is None and site.ranks > 1:
         lines.append("no seconds: expected --cluster, or a profile of these ranks (cloudtrain tune)")
     elif numbers:
@@ -147,6 +274,7 @@ class _Planner:
         computing = self._computing(number, task.describe(phase), epoch)
         seconds = [self._seconds(each, computing) for each in each_step]
         sent = [each.node_bytes() for each in each_step]
+        traffic = total([None if each is None else sum(each) for each in sent], counts)
         return PhasePlan(
             number=number + 1,
             steps=span.steps,
@@ -164,7 +292,7 @@ class _Planner:
             memory=self._memory(phase, exchanges[0], wrappers),
             slow_bytes=None if sent[-1] is None else round(max(sent[-1])),
             dense_bytes=self.dense_bytes,
-            traffic_bytes=_whole(total([None if each is None else sum(each) for each in sent], counts)),
+            traffic_bytes=None if traffic is None else int(traffic),
             messages=seconds[-1][0],
             computing=computing,
             step=seconds[-1][1],
@@ -201,8 +329,8 @@ class _Planner:
         if computing is None or len(messages) == 1:
             return sum(messages), None if computing is None else computing + whole
         if self.config.overlap and self.config.accumulate == 1:
-            shares = backward_shares(self.weights.sizes, self.config.bucket_bytes)
-            return sum(messages), overlapped_seconds(computing, shares, messages)
+            sizes, most = self.weights.sizes, self.config.bucket_bytes
+            return sum(messages), overlapped_seconds(computing, sizes, most, messages)
         return sum(messages), computing + sum(messages)
 
     def _memory(self, phase: Phase, exchange: Exchange, wrappers: Sequence[Mapping[str, Any]]) -> Memory:
@@ -230,21 +358,12 @@ class _Planner:
         )
 
 
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
-
-
 # -------------------------------------------------------- learning rate and density
 
 
 def rate_of(phase: Phase, number: int, span: Span) -> Curve:
     """Return the learning rate of a phase; ``ValueError`` that begins with the key where it does not fit."""
-    schedule = phase.learning_rate
-    assert schedule is not None  # of a resolved configuration
-    try:
-        resolved = schedule.resolved(span)
-    except ValueError as error:
-        raise ValueError(f"phases[{number}].learning_rate.{error}") from error
+    resolved = resolved_rate(number, phase, span)
     warmup = getattr(resolved, "warmup", None)
     peaks = [warmup.steps] if warmup is not None else []
     if (own := getattr(resolved, "warmup_steps", None)) is not None:
@@ -253,10 +372,7 @@ def rate_of(phase: Phase, number: int, span: Span) -> Curve:
 
 
 def densities_of(config: Config, phase: Phase, number: int, span: Span) -> list[tuple[float, int]]:
-    """Return the densities of a phase's warm-up and of the rest, each with its steps.
-
-    Raises a ``ValueError`` that begins with the key where the warm-up is longer than the phase.
-    """
+    """Return the densities of a phase, each with its steps; ``ValueError`` where the warm-up does not fit."""
     last, warmup = config.density_of(phase), phase.density_warmup
     if warmup is None:
         return [(last, span.steps)]

@@ -45,10 +45,7 @@ class Listing:
 
 
 def load_countable(path: str, overrides: Sequence[str]) -> tuple[Loaded, str | None]:
-    """Return a configuration; a well-known data set without a path is counted by its published size.
-
-    The second value is a line that says so, or ``None``.
-    """
+    """Return a configuration; if its data set is counted by its published size, a line that says so."""
     counted: list[str] = []
 
     def change(content: Mapping[str, Any]) -> dict[str, Any]:

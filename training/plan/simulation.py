@@ -16,7 +16,7 @@ from commlib.vectors import VALUE_BYTES
 from datacache.capacity import free_memory_bytes
 from training.plan.exchange import Exchange
 from training.plan.memory import kept_by
-from training.plan.plan import PhasePlan, Plan
+from training.plan.planner import PhasePlan, Plan
 
 REUSED = "reused"  # the selector whose thresholds of one step are reused in the next, which then counts
 MOST_MESSAGES = 1_200_000  # of all ranks: some minutes
@@ -46,10 +46,7 @@ class Simulation:
 
 
 def simulations(plan: Plan, ranks: int) -> Iterator[Simulation]:
-    """Yield a simulation of each phase's reducer on so many ranks, of the largest gradient that fits.
-
-    Reducers that declare no cost are left out: there is nothing to compare them with.
-    """
+    """Yield a simulation of each phase's reducer, if it declares a cost, of the largest gradient fitting."""
     alike: dict[str, list[PhasePlan]] = {}
     for phase in plan.phases:
         alike.setdefault(repr((phase.reducer, phase.options)), []).append(phase)

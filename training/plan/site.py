@@ -1,12 +1,18 @@
-"""Where a run is planned to be: its ranks by node, the links between them, and what a node has."""
+"""Where a run is planned to be: its ranks by node, the links between them, and what a node has.
+
+Cluster files say so for a cluster: YAML, checked as configurations are; those that ship are found by name.
+"""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from commlib import Network
+from pydantic import model_validator
+
+from commlib import Link, Network
 from commlib.cost import Speeds
 from commlib.folders import expanded
 from commlib.network import node_of_ranks
@@ -15,14 +21,131 @@ from datacache import CacheDirs
 from datacache.capacity import free_bytes, free_memory_bytes
 from datacache.management import list_folders
 from training.config.config import Config
-from training.plan.cluster import ClusterFile, load_cluster
+from training.config.reading import folder_of, located, problems_in_one_line, read
+from training.config.schema import Count, Positive, Rate, Record, expect, is_number, problem
 from training.run.autotune import path_for
 
+FOLDER = folder_of("clusters")
+MOST_RANKS = 4096  # the bytes of each rank are added up
+PAIRS = (("alpha", "beta"), ("microseconds", "gbit_per_second"))
 GIB = 1 << 30
 ON_GPUS = re.compile(" by (nccl|mpi)$")  # of a profile's processors, see commlib.tuning.probe.job_of
 SHM_SHARE = 0.5  # of its memory, that Linux gives to a tmpfs without a size
 # A cluster file has none: messages alone take time.
 NO_SPEEDS = Speeds(add=0, fill=0, select=0, keep=0, place=0, entry=0, code=dict.fromkeys(WIRES, 0.0))
+
+Incast = Annotated[float, expect("a number from 1", lambda value: is_number(value) and value >= 1)]
+
+
+class LinkRecord(Record):
+    """A link: ``alpha`` and ``beta``, or ``microseconds`` and ``gbit_per_second``."""
+
+    alpha: Rate | None = None
+    """Seconds until the first byte arrives."""
+    beta: Rate | None = None
+    """Seconds a byte."""
+    microseconds: Rate | None = None
+    gbit_per_second: Positive | None = None
+    incast: Incast = 1.0
+    """How many times as long a byte takes where several nodes send to one."""
+
+    @model_validator(mode="after")
+    def _is_given_in_one_way(self) -> "LinkRecord":
+        given = self.model_dump(exclude={"incast"}, exclude_none=True)
+        if set(given) not in map(set, PAIRS):
+            ways = " or ".join(" and ".join(pair) for pair in PAIRS)
+            raise problem(f"expected {ways}, got {', '.join(sorted(given)) or 'none'}")
+        return self
+
+    @property
+    def link(self) -> Link:
+        given = self.model_dump(exclude={"incast"}, exclude_none=True)
+        link = Link(**given) if "alpha" in given else Link.of(**given)
+        return replace(link, incast=self.incast)
+
+
+class Throughput(Record):
+    """How much one rank trains on in a second, alone, and what that was measured for.
+
+    Keys that are not given fit everything.
+    """
+
+    per_second: Positive
+    """In ``unit``."""
+    model: str | None = None
+    """As a configuration names it."""
+    configuration: str | None = None
+    """The ``name`` of a configuration."""
+    phase: Count | None = None
+    """Its number, from 1."""
+    input: str | None = None
+    """As a plan shows it: ``224 px``, ``128 tokens``."""
+    unit: str | None = None
+    """What batches are counted in, as a plan shows it: ``samples``, ``tokens``, ``windows``, ``streams``."""
+    precision: Literal["float32", "float16", "bfloat16"] | None = None
+
+    @model_validator(mode="after")
+    def _is_of_something(self) -> "Throughput":
+        if self.model is None and self.configuration is None:
+            raise problem("expected model or configuration, got none")
+        return self
+
+    def fits(self, **facts: Any) -> bool:
+        """Return whether all keys that are given equal these facts."""
+        given = self.model_dump(exclude={"per_second"}, exclude_none=True)
+        return all(facts.get(key) == value for key, value in given.items())
+
+
+class ClusterFile(Record):
+    """A cluster of equal nodes."""
+
+    nodes: Count
+    ranks_per_node: Count
+    intra: LinkRecord | None = None
+    """The link between two ranks of a node."""
+    inter: LinkRecord | None = None
+    """The link between nodes, each of which has one card."""
+    throughput: Sequence[Throughput] = ()
+    """The first entry that fits a phase counts."""
+    memory_gib: Positive | None = None
+    """Of a node."""
+    gpu_memory_gib: Positive | None = None
+    """Of a rank's GPU. Without it models and gradients are in the node's memory."""
+    shm_gib: Positive | None = None
+    """Of a node, for ``cache.memory``; by default half of its memory, as Linux has it."""
+    disk_gib: Positive | None = None
+    """Of a node, for ``cache.disk``."""
+    price_per_node_hour: Rate | None = None
+    """In any currency."""
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> "ClusterFile":
+        if self.ranks > MOST_RANKS:
+            raise problem(f"expected at most {MOST_RANKS:,} ranks in all, got {self.ranks:,}", key="nodes")
+        for key, count in (("intra", self.ranks_per_node), ("inter", self.nodes)):
+            if count > 1 and getattr(self, key) is None:
+                raise problem("missing, expected a link", key=key)
+        return self
+
+    @property
+    def network(self) -> Network:
+        """Return both links; a link that nothing uses has the default of ``Network``."""
+        given = {"intra": self.intra, "inter": self.inter}
+        return Network(**{name: each.link for name, each in given.items() if each is not None})
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+    def per_second(self, **facts: Any) -> float | None:
+        return next((each.per_second for each in self.throughput if each.fits(**facts)), None)
+
+
+def load_cluster(given: str | Path) -> ClusterFile:
+    """Return the cluster of a YAML file, or of one that ships, by its name; raises ``ConfigurationError``."""
+    content = read(located(given, "cluster", FOLDER))
+    with problems_in_one_line(given):
+        return ClusterFile.model_validate(content)
 
 
 @dataclass(frozen=True)
@@ -49,7 +172,6 @@ class Site:
 
     @cached_property
     def ranks(self) -> int:
-        """Return how many ranks there are."""
         return sum(map(len, self.nodes))
 
     @property
@@ -59,12 +181,10 @@ class Site:
 
     @property
     def network(self) -> Network | None:
-        """Return the links, if they are known."""
         return None if self.profile is None else self.profile.network
 
     @property
     def speeds(self) -> Speeds | None:
-        """Return the speeds of the reducers' kernels, if they were measured."""
         return None if self.profile is None or self.file is not None else self.profile.speeds
 
     @property
@@ -74,24 +194,18 @@ class Site:
             return self.file.gpu_memory_gib is not None
         return self.profile is not None and any(map(ON_GPUS.search, self.profile.job.processors))
 
-    def with_ranks(self, ranks: int) -> "Site":
-        """Return a site of so many ranks with the same links, on nodes as large as the largest one."""
-        return replace(self, nodes=nodes_of(ranks, self.ranks_of_node))
-
     def room(self, dirs: CacheDirs) -> Capacity:
         """Return what a node has: by the cluster file, or what is free here, with what is cached here."""
         if self.file is None:
-            shm, disk = (None if path is None else _room_in(path) for path in (dirs.memory, dirs.disk))
+            shm, disk = (
+                None if path is None else free_bytes(path) + sum(each.bytes for each in list_folders(path))
+                for path in (dirs.memory, dirs.disk)
+            )
             return Capacity(memory=free_memory_bytes(), shm=shm, disk=disk)
         file = self.file
         shm_gib = file.shm_gib or (file.memory_gib and SHM_SHARE * file.memory_gib)
         given = (file.memory_gib, file.gpu_memory_gib, shm_gib, file.disk_gib)
         return Capacity(*(None if each is None else int(each * GIB) for each in given))
-
-
-def _room_in(folder: Path) -> int:
-    """Return the bytes that a folder can have: what it has, and what is free."""
-    return free_bytes(folder) + sum(each.bytes for each in list_folders(folder))
 
 
 def nodes_of(ranks: int, ranks_per_node: int | Sequence[int]) -> list[list[int]]:
@@ -112,14 +226,22 @@ def site_of(config: Config, cluster: str | None, ranks: int | None) -> Site:
     ``ranks``: fewer than the cluster's, or of the default profile. Raises a ``ValueError`` of one line where
     that does not go together.
     """
+    given = config.ranks_per_node
     if cluster is not None:
         site = _on_cluster(cluster, ranks)
     elif (path := _profile_path(config, ranks)) is not None:
-        site = _by_profile(path, ranks)
+        profile = Profile.load(path)
+        of_profile = profile.job.ranks_of_nodes
+        if ranks not in (None, sum(of_profile)):
+            raise ValueError(f"-np: expected the {sum(of_profile)} ranks of {path}, got {ranks}")
+        site = Site(f"profile {path}", nodes_of(sum(of_profile), of_profile), profile)
     else:
-        count = ranks or 1
-        return Site("no --cluster and no profile", nodes_of(count, config.ranks_per_node or count))
-    _check_layout(config, site)
+        return Site("no --cluster and no profile", nodes_of(ranks or 1, given or ranks or 1))
+    counts = list(map(len, site.nodes))
+    if given is not None and list(map(len, nodes_of(site.ranks, given))) != counts:
+        shown = counts[0] if len(set(counts)) == 1 else counts
+        expected = f"expected {shown} as on the nodes of the {site.source}, or null"
+        raise ValueError(f"ranks_per_node: {expected}; got {given}")
     return site
 
 
@@ -140,22 +262,3 @@ def _profile_path(config: Config, ranks: int | None) -> Path | None:
         return None
     path = path_for(ranks, len(nodes_of(ranks, config.ranks_per_node or ranks)))
     return path if path.exists() else None
-
-
-def _by_profile(path: Path, ranks: int | None) -> Site:
-    profile = Profile.load(path)
-    counts = profile.job.ranks_of_nodes
-    if ranks not in (None, sum(counts)):
-        raise ValueError(f"-np: expected the {sum(counts)} ranks of {path}, got {ranks}")
-    return Site(f"profile {path}", nodes_of(sum(counts), counts), profile)
-
-
-def _check_layout(config: Config, site: Site) -> None:
-    """Raise a ``ValueError`` where the configuration emulates other nodes than those of the site."""
-    if (given := config.ranks_per_node) is None:
-        return
-    counts = list(map(len, site.nodes))
-    if list(map(len, nodes_of(site.ranks, given))) != counts:
-        shown = counts[0] if len(set(counts)) == 1 else counts
-        expected = f"expected {shown} as on the nodes of the {site.source}, or null"
-        raise ValueError(f"ranks_per_node: {expected}; got {given}")

@@ -6,7 +6,6 @@ takes half a minute for all of them, in which a run would print nothing: ``scrip
 """
 
 import tempfile
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from commlib import CODECS, REDUCERS, SELECTORS, Communicator, Topology, make_re
 from commlib.reducers import reducer_options
 from commlib.wire import VALUE_CODECS, make_codec
 from datacache import Arrays, Augmentation, CacheDirs, CentreCrop, DataCache, Order
-from datacache.augmentation import DTYPES, Crop
+from datacache.augmentation import DTYPES
 from datacache.order import Permutation, hashed
 from pto import sum_of_squares
 from training.process.job import log_error
@@ -72,16 +71,11 @@ def _read(channels: int, dirs: CacheDirs) -> None:
     images = np.zeros((8, 6, 6, channels), np.uint8)
     order = Order(samples=len(images), shards=1, global_batch=4, seed=1)
     cached = DataCache(Arrays(images, np.arange(len(images))), dirs=dirs)
-    for crop in _crops():
-        for _ in range(2):  # from the source, then from a cache level
-            list(cached.batches(order, crop, rank=0, world_size=2, epoch=0))
-    cached.close()
-
-
-def _crops() -> Iterator[Crop]:
     for dtype in DTYPES:
-        yield Augmentation(4, dtype=dtype)
-        yield CentreCrop(4, dtype=dtype)
+        for crop in (Augmentation(4, dtype=dtype), CentreCrop(4, dtype=dtype)):
+            for _ in range(2):  # from the source, then from a cache level
+                list(cached.batches(order, crop, rank=0, world_size=2, epoch=0))
+    cached.close()
 
 
 class _Announcement(event.Listener):

@@ -1,7 +1,4 @@
-"""The cores and GPUs of a rank, and gradients that stay on the GPUs where NCCL can reach all of them.
-
-TensorFlow is imported by functions that need it: with ``auto`` only where there is a GPU.
-"""
+"""The cores and GPUs of a rank, and gradients that stay on the GPUs where NCCL can reach all of them."""
 
 import os
 from contextlib import suppress
@@ -44,11 +41,9 @@ def with_gpus(topology: Topology, transport: str) -> tuple[Topology, str | None]
     Collective. Raises ``ConfigurationError`` if NCCL was requested by name.
     """
     comm = topology.world
-    if comm.arrays is not np:
-        if transport == "mpi":
-            raise ConfigurationError("transport: expected nccl or auto with a topology of GPUs, got mpi")
-        return topology, None
-    if transport == "mpi":
+    if comm.arrays is not np and transport == "mpi":
+        raise ConfigurationError("transport: expected nccl or auto with a topology of GPUs, got mpi")
+    if comm.arrays is not np or transport == "mpi":
         return topology, None
     there = any(comm.allgather_objects(gpus_here() > 0))
     why = obstacle(comm) if there else "no machine has one"
@@ -63,16 +58,16 @@ def with_gpus(topology: Topology, transport: str) -> tuple[Topology, str | None]
 
 def obstacle(comm: Communicator) -> str | None:
     """Return why gradients cannot stay on the GPUs of all ranks, the same on all of them, or ``None``."""
-    for rank, gpus in enumerate(comm.allgather_objects(_seen_by_tensorflow())):
-        if not gpus:
-            return f"TensorFlow sees no GPU on rank {rank}"
-    why = nccl.obstacle(comm)
-    if why is not None:
+    gpus = comm.allgather_objects(_seen_by_tensorflow())
+    if 0 in gpus:
+        return f"TensorFlow sees no GPU on rank {gpus.index(0)}"
+    if (why := nccl.obstacle(comm)) is not None:
         return why
-    for rank, alike in enumerate(comm.allgather_objects(_are_numbered_alike())):
-        if not alike:
-            return f"TensorFlow and CUDA number the GPUs of rank {rank} differently: set {VISIBLE} for each"
-    return None
+    alike = comm.allgather_objects(_are_numbered_alike())
+    if all(alike):
+        return None
+    rank = alike.index(False)
+    return f"TensorFlow and CUDA number the GPUs of rank {rank} differently: set {VISIBLE} for each"
 
 
 def _seen_by_tensorflow() -> int:

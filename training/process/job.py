@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -60,14 +60,20 @@ def _interrupts() -> Iterator[list[int]]:
         interrupts.append(number)
         raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():  # only that one is interrupted
+    with _handling((signal.SIGINT,), note):
         yield interrupts
-        return
-    before = signal.signal(signal.SIGINT, note)
+
+
+@contextmanager
+def _handling(numbers: Sequence[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Handle signals inside the block, in the main thread, which alone can."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = [(number, signal.signal(number, handler)) for number in numbers if is_main]
     try:
-        yield interrupts
+        yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, old in before:
+            signal.signal(number, old)
 
 
 class Preempted(SystemExit):
@@ -80,21 +86,10 @@ class Preempted(SystemExit):
 
 @contextmanager
 def terminations() -> Iterator[list[int]]:
-    """Record SIGTERM, or what launchers send for it, inside the block, in place of ending this process.
-
-    Only the main thread can.
-    """
+    """Record SIGTERM, or what launchers send for it, in the block, in place of ending this process."""
     received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
+    with _handling((signal.SIGTERM, ASKS_TO_END), lambda number, frame: received.append(number)):
         yield received
-        return
-    numbers = (signal.SIGTERM, ASKS_TO_END)
-    before = [signal.signal(number, lambda number, frame: received.append(number)) for number in numbers]
-    try:
-        yield received
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 def is_first() -> bool:
@@ -103,10 +98,7 @@ def is_first() -> bool:
 
 
 def all_or_exit(comm: Communicator, function: Callable[[], Result]) -> Result:
-    """Return ``function()``; where :func:`all_or_raise` raises, rank 0 prints the line, and all exit with 2.
-
-    For errors of the user, before training starts.
-    """
+    """Return ``function()``; where ``all_or_raise`` raises, rank 0 prints the line, and all exit with 2."""
     try:
         return all_or_raise(comm, function, names_rank=True)
     except ValueError as error:
@@ -115,17 +107,21 @@ def all_or_exit(comm: Communicator, function: Callable[[], Result]) -> Result:
         exit_all(comm, USAGE_ERROR)
 
 
+def attempt(function: Callable[[], Result], *kinds: type[Exception]) -> tuple[Result | None, str | None]:
+    """Return ``(function(), None)``, or ``None`` and the text of an error of these kinds."""
+    try:
+        return function(), None
+    except kinds as error:
+        return None, str(error)
+
+
 def on_rank0(comm: Communicator, function: Callable[[], Result]) -> Result:
     """Return on all ranks what ``function()`` returns on rank 0, or raise its ``ValueError`` on all of them.
 
     For values that must be equal on all ranks while their files may differ. The result is pickled.
     """
-    result, problem = None, None
-    try:
-        result = function() if comm.rank == 0 else None
-    except ValueError as error:
-        problem = str(error)
-    result, problem = comm.allgather_objects((result, problem))[0]
+    own = attempt(function, ValueError) if comm.rank == 0 else None
+    result, problem = comm.allgather_objects(own)[0]
     if problem is not None:
         raise ValueError(problem)
     return result
@@ -136,11 +132,7 @@ def all_or_raise(comm: Communicator, function: Callable[[], Result], *, names_ra
 
     ``names_rank``: with that rank and its host, unless rank 0 or all ranks have a problem.
     """
-    result, problem = None, None
-    try:
-        result = function()
-    except ValueError as error:
-        problem = str(error)
+    result, problem = attempt(function, ValueError)
     of_ranks = comm.allgather_objects((problem, comm.host))
     having = [rank for rank, (each, _) in enumerate(of_ranks) if each is not None]
     if having:

@@ -144,9 +144,8 @@ def _start(
         folders: dict[str, str] = {}
         for name, usual in () if there.hosts else TEMPORARY.items():
             below = environment.get(name, usual)
-            made = tempfile.TemporaryDirectory(
-                prefix="cloudtrain-job-", dir=below if os.path.isdir(below) else None
-            )
+            place = below if os.path.isdir(below) else None
+            made = tempfile.TemporaryDirectory(prefix="cloudtrain-job-", dir=place)
             folders[name] = stack.enter_context(made)
         environment |= folders
         return _run(command_line(there, command, environment), environment, termination, [*folders.values()])

@@ -71,7 +71,6 @@ class Output:
             yield line
 
     def forward_output(self, lines: Iterable[str]) -> None:
-        """Forward standard output, without the tags of ranks."""
         if not sys.stdout.isatty():
             for line in self._for_user(lines):
                 print(line, end="", flush=True)
@@ -85,7 +84,6 @@ class Output:
                     screen.say(stripped)
 
     def forward_errors(self, lines: Iterable[str]) -> None:
-        """Forward standard error, without noise."""
         # Open MPI ends its last line with a NUL instead of a newline
         untagged = (RANK_TAG.sub("", line).replace("\0", "") for line in lines)
         # noise goes first: such a line of another process can stand anywhere within a banner

@@ -59,7 +59,6 @@ class TimeLeft:
         self._seconds: deque[float] = deque(maxlen=STEPS_MEASURED)
 
     def add(self, seconds: float) -> None:
-        """Add the seconds of a step."""
         self._seconds.append(seconds)
 
     def of(self, steps: int) -> float | None:
@@ -75,7 +74,6 @@ class Screen:
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
 
     def say(self, line: str) -> None:
-        """Print a permanent line."""
         self._console.print(line, markup=False)
 
     def update(self, line: str) -> None:
@@ -110,7 +108,6 @@ class Progress:
         self._is_live = False
 
     def say(self, line: str) -> None:
-        """Print a permanent line."""
         if self._silent:
             return
         if self._screen:

@@ -39,9 +39,8 @@ def main() -> None:
         os.execvp(command[0], command)
     except OSError as error:
         if os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0") != "0":
-            time.sleep(
-                FIRST_SPEAKS_WITHIN_SECONDS
-            )  # the exit of rank 0 ends this rank: its output comes first
+            # the exit of rank 0 ends this rank: its output comes first
+            time.sleep(FIRST_SPEAKS_WITHIN_SECONDS)
         problem = f"{command[0]}: {error.strerror} on {os.uname().nodename}"
         sys.stderr.write(f"cloudtrain: {problem}; expected a command, such as: python my.py\n")
         sys.exit(COMMAND_NOT_FOUND)

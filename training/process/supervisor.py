@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.config.run_files import CHECKPOINTS, METRICS
+from training.config.run_files import CHECKPOINTS, METRICS, last_checkpoint, last_record
 from training.process.hosts import Ranks
 from training.process.job import INTERRUPTED, PREEMPTED, USAGE_ERROR
-from training.process.last_records import last_checkpoint, last_record
 
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 1, 60
 HOST_FAILURES = 2  # after which a host is left out
@@ -64,24 +63,20 @@ class FailedRank:
         >>> print(FailedRank(1, "node2", "signal 9"))
         rank 1 on node2: signal 9
         """
-        who = " on ".join(
-            [*([] if self.rank is None else [f"rank {self.rank}"]), *([self.host] if self.host else [])]
-        )
+        rank = None if self.rank is None else f"rank {self.rank}"
+        who = " on ".join(filter(None, (rank, self.host)))
         return f"{who}: {self.how}"
 
 
 def failed_rank(said: str, ranks: Ranks) -> FailedRank | None:
     """Return the rank or host by which a job of ``ranks`` has failed, from what the job has printed."""
-    for pattern in CAUSES:
-        found = pattern.search(said)
-        if found is None:
-            continue
-        parts = found.groupdict()
-        rank = None if parts.get("rank") is None else int(parts["rank"])
-        known = None if rank is None else ranks.host_of(rank)  # the name by which it was given
-        host, how = known or parts.get("host"), parts.get("how", "not reached")
-        return FailedRank(rank, host, how)
-    return None
+    found = next(filter(None, (pattern.search(said) for pattern in CAUSES)), None)
+    if found is None:
+        return None
+    parts = found.groupdict()
+    rank = None if parts.get("rank") is None else int(parts["rank"])
+    known = None if rank is None else ranks.host_of(rank)  # the name by which it was given
+    return FailedRank(rank, known or parts.get("host"), parts.get("how", "not reached"))
 
 
 @dataclass(frozen=True)
@@ -96,11 +91,15 @@ class Progress:
         """Return that of the run in a folder; ``None`` where it is not known."""
         if folder is None or not folder.is_dir():
             return None
-        names = (folder / CHECKPOINTS).glob("step-*")
-        steps = [int(path.name.split("-")[1]) for path in names]
+        steps = [int(path.name.split("-")[1]) for path in (folder / CHECKPOINTS).glob("step-*")]
         # elsewhere, the newest is the one of which the records know
         newest = max(steps) if steps else last_checkpoint(folder / METRICS)
-        return cls(newest, _last_step(folder / METRICS))
+        record = last_record(folder / METRICS, "step")
+        try:
+            step = None if record is None else (int(record["epoch"]), int(record["step"]))
+        except (ValueError, KeyError, TypeError):
+            step = None
+        return cls(newest, step)
 
     def __str__(self) -> str:
         """Return where it is.
@@ -108,27 +107,14 @@ class Progress:
         >>> print(Progress(40, (3, 50)))
         epoch 4, step 50 of its phase
         """
-        return (
-            "its beginning"
-            if self.step is None
-            else f"epoch {self.step[0] + 1}, step {self.step[1]} of its phase"
-        )
-
-
-def _last_step(metrics: Path) -> tuple[int, int] | None:
-    record = last_record(metrics, "step")
-    try:
-        return None if record is None else (int(record["epoch"]), int(record["step"]))
-    except (ValueError, KeyError, TypeError):
-        return None
+        if self.step is None:
+            return "its beginning"
+        return f"epoch {self.step[0] + 1}, step {self.step[1]} of its phase"
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows a job: a restart on ``ranks`` after some seconds; without ``ranks`` there is none.
-
-    ``line`` says so, and why, unless there is nothing to say.
-    """
+    """What follows a job: ``line`` to print, if any; a restart on ``ranks`` after some seconds, or none."""
 
     line: str | None = None
     ranks: Ranks | None = None
@@ -180,20 +166,15 @@ class Supervisor:
         left_out = self._leave_out(found)
         ranks = self._all.without(self._left_out)
         if ranks is None:
-            return Decision(
-                f"{why}{where}: given up, no host is left that has not failed {self._host_failures} times"
-            )
+            lost = f"no host is left that has not failed {self._host_failures} times"
+            return Decision(f"{why}{where}: given up, {lost}")
         self.ranks = ranks
         self._made += 1
-        delay = self._delay_seconds()
+        again = self._failures_in_a_row - 1  # 0 after a new checkpoint; then it waits twice as long each time
+        delay = min(FIRST_DELAY_SECONDS * 2 ** (again - 1), LONGEST_DELAY_SECONDS) if again else 0
         when = f"in {delay} s" if delay else "now"
         line = f"{why}{where}: restart {self._made} of {self._restarts} {when}{left_out}"
         return Decision(line, ranks, delay)
-
-    def _delay_seconds(self) -> int:
-        """Return how long to wait: not at all after a new checkpoint, then twice as long each time."""
-        again = self._failures_in_a_row - 1
-        return min(FIRST_DELAY_SECONDS * 2 ** (again - 1), LONGEST_DELAY_SECONDS) if again else 0
 
     def _leave_out(self, found: FailedRank | None) -> str:
         """Count a failure of a host; return what to say if it is left out from now on."""
@@ -205,11 +186,9 @@ class Supervisor:
             return ""
         self._left_out.add(found.host)
         ranks = self._all.without(self._left_out)
-        return (
-            ""
-            if ranks is None
-            else f", with {ranks.count} ranks, without {found.host}, which has failed {failures} times"
-        )
+        if ranks is None:
+            return ""
+        return f", with {ranks.count} ranks, without {found.host}, which has failed {failures} times"
 
 
 def check_restarts(restarts: int, config: Any, *, is_dry: bool) -> None:
@@ -223,15 +202,10 @@ def check_restarts(restarts: int, config: Any, *, is_dry: bool) -> None:
         )
 
 
-def resume_word(folder: Path) -> str:
-    """Return the override with which a run in a folder goes on.
-
-    >>> resume_word(Path("/runs/a: b"))
-    'resume="/runs/a: b"'
-    """
-    return f"resume={json.dumps(str(folder), ensure_ascii=False)}"
-
-
 def resumed(command: Sequence[str], folder: Path | None) -> list[str]:
-    """Return the command of ``cloudtrain train`` that goes on with the run in a folder, once there is one."""
-    return [*command, *([] if folder is None else [resume_word(folder)])]
+    """Return the command of ``cloudtrain train`` that goes on with the run in a folder, once there is one.
+
+    >>> resumed(["train"], Path("/runs/a: b"))
+    ['train', 'resume="/runs/a: b"']
+    """
+    return [*command, *([] if folder is None else [f"resume={json.dumps(str(folder), ensure_ascii=False)}"])]

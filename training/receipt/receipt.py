@@ -11,7 +11,6 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from training.checkpoint.serialization import check_format, expect_equal, parsed
 from training.config import run_files
-from training.config.reading import parsed as parsed_yaml
 from training.config.reading import parsed_file
 
 FORMAT = 1
@@ -24,10 +23,7 @@ FILES = (
 
 @dataclass(frozen=True)
 class Source:
-    """The source tree of a process. ``commit``: of its git checkout; ``dirty``: a tracked file differs.
-
-    Both are ``None`` where the tree is no checkout.
-    """
+    """The source tree of a process; of a git checkout its ``commit``, and whether a tracked file differs."""
 
     version: str
     commit: str | None = None
@@ -141,25 +137,11 @@ def file_of(path: Path) -> File:
         return File(file.tell(), digest.hexdigest())
 
 
-def config_digest(text: str) -> str:
-    r"""Return the sha256 of a ``config.yaml`` without ``resume``, so that a resumed run has the same.
-
-    Raises :class:`training.config.schema.ConfigurationError` for a text that is not YAML.
-
-    >>> config_digest("seed: 1\nresume: auto") == config_digest("{resume: never, seed: 1}")
-    True
-    """
-    return _config_digest(parsed_yaml(text))
-
-
-def _config_digest(value: Any) -> str:
+def config_digest(folder: Path) -> str:
+    """Return the sha256 of a run's configuration without ``resume``; ``ConfigurationError`` if damaged."""
+    value = parsed_file(folder / run_files.CONFIG)
     keys = value if isinstance(value, dict) else {"": value}
     return _sha256_of_value({key: each for key, each in keys.items() if key != "resume"})
-
-
-def config_digest_of(folder: Path) -> str:
-    """Return the :func:`config_digest` of a run's folder; ``ConfigurationError`` if there is none."""
-    return _config_digest(parsed_file(folder / run_files.CONFIG))
 
 
 def _sha256_of_value(value: Any) -> str:

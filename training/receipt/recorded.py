@@ -1,6 +1,5 @@
-"""The records and the receipt of a run, read strictly: its digests by step, and steps to replay."""
+"""The records and the receipt of a run, read strictly: checked against each other, and steps to replay."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,9 +7,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from commlib.errors import shown
-from training.config.run_files import CONFIG, METRICS
+from training.config.run_files import CONFIG, METRICS, RECEIPT, RUN, SUMMARY, object_of
 from training.config.schema import ConfigurationError
-from training.receipt.receipt import Part, Process, Receipt, Source, config_digest_of
+from training.receipt.receipt import Part, Process, Receipt, Source, config_digest, file_of
 
 Record = Mapping[str, Any]
 Kind = TypeVar("Kind", int, str)
@@ -27,20 +26,14 @@ def read_records(folder: Path) -> list[Record]:
 
 
 def _record(path: Path, number: int, line: bytes) -> Record:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
+    value = object_of(line)
+    if not isinstance(value.get("kind"), str):
         raise ValueError(f"{path}, line {number}: expected a record, got what is damaged")  # noqa: TRY004
     return value
 
 
 def digests_of(folder: Path, records: list[Record]) -> dict[int, str]:
-    """Return the digests of the weights by step, without those of steps that a later process made again.
-
-    Raises ``ValueError`` for a record without step or digest.
-    """
+    """Return the digests of the weights by step, the last of each; ``ValueError`` for half a record."""
     found: dict[int, str] = {}
     from_step = 0
     for number, record in enumerate(records, 1):
@@ -65,6 +58,151 @@ def value_of(folder: Path, number: int, record: Record, key: str, kind: type[Kin
         where = f"{folder / METRICS}, line {number}"
         raise ValueError(f"{where}: {key}: expected {expected}, got {shown(value)}")
     return value
+
+
+# ------------------------------------------------------------------------------------------- verification
+
+
+def problems(folder: Path) -> Iterator[str]:
+    """Yield a line, beginning with the file, for each problem of a run's folder.
+
+    Values that a damaged file lacks are not compared.
+    """
+    try:
+        receipt = Receipt.read(folder)
+    except ValueError as error:
+        yield str(error)
+        return
+    yield from _of_files(folder, receipt)
+    yield from _of_run(folder, receipt)
+    try:
+        records = read_records(folder)
+        yield from _of_order(folder, records)
+        yield from _of_digests(folder, receipt, records)
+        yield from _of_processes(folder, receipt, records)
+        yield from _of_summary(folder, records)
+    except ValueError as error:
+        yield str(error)
+
+
+def _of_files(folder: Path, receipt: Receipt) -> Iterator[str]:
+    if receipt.end is None:
+        yield f"{folder / RECEIPT}: expected the end of the run, with digests of its files, got none"
+        return
+    for name, written in receipt.end.files.items():
+        path = folder / name
+        try:
+            found = file_of(path)
+        except OSError as error:
+            yield f"{path}: cannot be read: {error.strerror}"
+            continue
+        if found.bytes != written.bytes:
+            yield f"{path}: expected {written.bytes} bytes, got {found.bytes}"
+        elif found.sha256 != written.sha256:
+            yield f"{path}: expected sha256 {written.sha256}, got {found.sha256}"
+
+
+def _of_run(folder: Path, receipt: Receipt) -> Iterator[str]:
+    if (identity := _object_in(folder / RUN).get("identity")) != receipt.identity:
+        yield f"{folder / RUN}: expected identity {receipt.identity}, got {shown(identity)}"
+    if (problem := _config_problem(folder, receipt.processes[-1])) is not None:
+        yield problem
+
+
+def _config_problem(folder: Path, process: Process) -> str | None:
+    """Return why ``config.yaml``, which the latest process wrote, is not that of ``process``."""
+    try:
+        found = config_digest(folder)
+    except ConfigurationError as error:
+        return f"{folder / CONFIG}: {error}"
+    expected = f"expected the configuration with the digest {process.config}"
+    return None if found == process.config else f"{folder / CONFIG}: {expected}, got one with {found}"
+
+
+def _of_order(folder: Path, records: list[Record]) -> Iterator[str]:
+    """Yield records that do not ascend within a process, from the step with which it begins."""
+    keys = {"digest": ("steps",), "step": ("epoch", "step"), "epoch": ("epoch",)}
+    begin = {"digest": [0], "step": [0, 0], "epoch": [-1]}
+    before = dict(begin)
+    for number, record in enumerate(records, 1):
+        kind = record["kind"]
+        if kind == "run":
+            before = dict(begin)
+        elif kind == "resume":
+            steps, epoch, step = _values(folder, number, record, "steps", "run_epoch", "phase_steps")
+            before = {"digest": [steps], "step": [epoch, step], "epoch": [epoch - 1]}
+        elif kind in keys:
+            found = _values(folder, number, record, *keys[kind])
+            if found <= before[kind]:
+                after, got = (", ".join(map(str, each)) for each in (before[kind], found))
+                yield f"{folder / METRICS}, line {number}: {kind}: expected one after {after}, got {got}"
+            before[kind] = found
+
+
+def _values(folder: Path, number: int, record: Record, *keys: str) -> list[int]:
+    return [value_of(folder, number, record, key, int) for key in keys]
+
+
+def _of_digests(folder: Path, receipt: Receipt, records: list[Record]) -> Iterator[str]:
+    """Yield missing digests of the latest process, and a last digest that differs from the receipt's."""
+    process, path, end = receipt.processes[-1], folder / METRICS, receipt.end
+    first = max((number for number, each in enumerate(records) if each["kind"] == "run"), default=0)
+    found = digests_of(folder, records[first:])
+    last = max(found, default=process.from_step) if end is None else end.steps
+    every = process.digest_every
+    if every:
+        for steps in range(process.from_step // every * every + every, last + 1, every):
+            if steps not in found:
+                yield f"{path}: expected the digest of the weights after step {steps}, got none"
+    if end is not None and end.steps in found and found[end.steps] != end.weights:
+        yield f"{path}: digest after step {end.steps}: expected {end.weights}, got {found[end.steps]}"
+
+
+def _of_processes(folder: Path, receipt: Receipt, records: list[Record]) -> Iterator[str]:
+    """Yield differences between the latest process in the records and in the receipt."""
+    path, process = folder / METRICS, receipt.processes[-1]
+    begun = [record for record in records if record["kind"] == "run"]
+    if len(begun) < len(receipt.processes):
+        yield f"{path}: expected {len(receipt.processes)} processes that began the run, got {len(begun)}"
+        return
+    job = process.job
+    expected: dict[str, Any] = {"identity": receipt.identity, "versions": process.versions}
+    expected |= {"ranks": job.ranks, "nodes": job.nodes, "hosts": job.hosts}
+    for key, value in expected.items():
+        if begun[-1].get(key) != value:
+            yield f"{path}: {key} of the latest run: expected {shown(value)}, got {shown(begun[-1].get(key))}"
+
+
+def _of_summary(folder: Path, records: list[Record]) -> Iterator[str]:
+    """Yield differences between the summary, if there is one, and the last records."""
+    path = folder / SUMMARY
+    if not path.exists():
+        return
+    summary = _object_in(path)
+    last = next((each for each in reversed(records) if each["kind"] == "summary"), {})
+    tested = next((each for each in reversed(records) if each["kind"] == "epoch" and each.get("tested")), {})
+    ended = _differences(path, summary, {key: last[key] for key in last if key != "kind"})
+    common = tested.keys() & summary.keys() - {"seconds"}  # that of an epoch's record is of its writing
+    measured = _differences(path, summary, {key: tested[key] for key in tested if key in common})
+    yield from dict.fromkeys((*ended, *measured))  # most keys are in both records
+    if not last:
+        yield f"{folder / METRICS}: expected the record of the summary, got none"
+
+
+def _differences(path: Path, summary: Record, record: Record) -> Iterator[str]:
+    for key, value in record.items():
+        if summary.get(key) != value:
+            yield f"{path}: {key}: expected {shown(value)} as in {METRICS}, got {shown(summary.get(key))}"
+
+
+def _object_in(path: Path) -> Record:
+    try:
+        return object_of(path.read_bytes())
+    except OSError:
+        return {}
+
+
+# ------------------------------------------------------------------------------------------------- replay
 
 
 @dataclass(frozen=True)
@@ -102,7 +240,8 @@ class Recorded:
         if first < since:
             job = f"{process.job.ranks} ranks on nodes {list(process.job.nodes)}, and one configuration"
             raise ValueError(f"--steps: expected steps after {since}, which have {job}, got {steps}")
-        _check_config(folder, process)
+        if (problem := _config_problem(folder, process)) is not None:
+            raise ValueError(problem)
         between = {step: digest for step, digest in digests.items() if first <= step <= last}
         if not between:
             known = ", ".join(map(str, sorted(digests)[:8])) or "none"
@@ -169,14 +308,3 @@ def _made_by(processes: Sequence[Process], last: int) -> tuple[Process, int]:
 
 def _alike(one: Process, other: Process) -> bool:
     return (one.config, one.job.nodes, one.data) == (other.config, other.job.nodes, other.data)
-
-
-def _check_config(folder: Path, process: Process) -> None:
-    """Raise ``ValueError`` unless ``config.yaml``, which the latest process wrote, is that of ``process``."""
-    try:
-        found = config_digest_of(folder)
-    except ConfigurationError as error:
-        raise ValueError(f"{folder / CONFIG}: {error}") from error
-    if found != process.config:
-        expected = f"the configuration of the steps, with the digest {process.config}"
-        raise ValueError(f"{folder / CONFIG}: expected {expected}, got one with {found}")

@@ -1,11 +1,11 @@
 """The curves of runs: what each chart shows, as numbers over steps and seconds."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from training.report.reading import mapping, number, text
-from training.report.run import Epoch, Phase, Run
+from training.report.run import Epoch, Event, Phase, Run
 from training.report.texts import METRICS, bytes_shown, percent, plain, shown_by
 
 MOST_POINTS = 240  # of a curve; where there are more, each is the mean of several
@@ -55,21 +55,21 @@ class Chart:
 
 def charts(runs: Sequence[Run]) -> list[Chart]:
     """Return the charts for which there is something to draw."""
-    found = [_loss(runs), *_metrics(runs), _throughput(runs), _rate(runs), *_densities(runs), *_bytes(runs)]
-    found.append(_hidden(runs))
+    hidden = _of_runs(runs, lambda epoch: number(epoch.record, "hidden_share"))
+    found = [
+        _loss(runs),
+        *_metrics(runs),
+        _throughput(runs),
+        Chart("learning-rate", "Learning rate", _of_steps(runs, "learning_rate"), plain, from_zero=True),
+        *_densities(runs),
+        *_bytes(runs),
+        Chart("hidden", "Share of the exchange hidden behind computing", hidden, percent),
+    ]
     return [each for each in found if any(curve.points for curve in each.curves)]
 
 
-# ----------------------------------------------------------------------------------------------- the charts
-
-
-def _of_runs(runs: Sequence[Run], value: Callable[[Epoch], float | None]) -> list[Curve]:
-    """Return a curve of each run: one value of each epoch."""
-    return [Curve(place, _of_epochs(run, value)) for place, run in enumerate(runs)]
-
-
 def _loss(runs: Sequence[Run]) -> Chart:
-    steps = [Curve(place, _of_steps(run, "loss"), "rank 0", faint=True) for place, run in enumerate(runs)]
+    steps = [replace(curve, label="rank 0", faint=True) for curve in _of_steps(runs, "loss")]
     epochs = _of_runs(runs, lambda epoch: number(epoch.record, "loss"))
     return Chart("loss", "Training loss", [*steps, *epochs], plain)
 
@@ -91,11 +91,6 @@ def _throughput(runs: Sequence[Run]) -> Chart:
     title = f"Throughput, {text(units.pop())} a second" if len(units) == 1 else "Throughput, a second"
     curves = _of_runs(runs, lambda epoch: epoch.throughput)
     return Chart("throughput", title, curves, plain, from_zero=True)
-
-
-def _rate(runs: Sequence[Run]) -> Chart:
-    curves = [Curve(place, _of_steps(run, "learning_rate")) for place, run in enumerate(runs)]
-    return Chart("learning-rate", "Learning rate", curves, plain, from_zero=True)
 
 
 def _densities(runs: Sequence[Run]) -> Iterator[Chart]:
@@ -125,17 +120,26 @@ def _bytes(runs: Sequence[Run]) -> Iterator[Chart]:
             yield Chart(f"bytes-{link}", title, curves, bytes_shown, log=True, from_zero=True)
 
 
-def _hidden(runs: Sequence[Run]) -> Chart:
-    curves = _of_runs(runs, lambda epoch: number(epoch.record, "hidden_share"))
-    return Chart("hidden", "Share of the exchange hidden behind computing", curves, percent)
+def _of_runs(runs: Sequence[Run], value: Callable[[Epoch], float | None]) -> list[Curve]:
+    """Return a curve of each run: one value of each epoch."""
+    return [_curve(place, ((epoch, value(epoch)) for epoch in run.epochs)) for place, run in enumerate(runs)]
 
 
-# -------------------------------------------------------------------------------------------------- points
+def _of_steps(runs: Sequence[Run], key: str) -> list[Curve]:
+    """Return a curve of each run: one value of each step."""
+    return [
+        _curve(place, ((step, number(step.record, key)) for step in run.steps))
+        for place, run in enumerate(runs)
+    ]
 
 
-def _of_epochs(run: Run, value: Callable[[Epoch], float | None]) -> list[Point]:
-    found = [(epoch, value(epoch)) for epoch in run.epochs]
-    return thinned([Point(at.end, at.seconds, each, at.number) for at, each in found if each is not None])
+def _curve(run: int, values: Iterable[tuple[Event, float | None]]) -> Curve:
+    points = [
+        Point(at.end, at.seconds, value, at.number if isinstance(at, Epoch) else None)
+        for at, value in values
+        if value is not None
+    ]
+    return Curve(run, thinned(points))
 
 
 def _stepped(runs: Sequence[Run], value: Callable[[Run, Epoch], float | None]) -> list[Curve]:
@@ -150,11 +154,6 @@ def _stepped(runs: Sequence[Run], value: Callable[[Run, Epoch], float | None]) -
             end, seconds = epoch.end, epoch.seconds
         curves.append(Curve(place, thinned(points, 2 * MOST_POINTS), stepped=True))
     return curves
-
-
-def _of_steps(run: Run, key: str) -> list[Point]:
-    found = [(step, number(step.record, key)) for step in run.steps]
-    return thinned([Point(at.end, at.seconds, each) for at, each in found if each is not None])
 
 
 def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:

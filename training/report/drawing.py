@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
-from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
@@ -37,12 +36,14 @@ LOG_FROM = 10  # the largest value over the smallest
 POINTS_AN_INCH = 72  # of an SVG
 OUTLIER = 4  # times the median of epochs
 PNG_DPI = 150
-_SVG, _LINK = "http://www.w3.org/2000/svg", "{http://www.w3.org/1999/xlink}href"
 _COLOR = re.compile(r"#[0-9a-f]{6}")
 # Names of colours in page.css, which are others on a dark screen.
 _NAMES = {each: f"var(--run-{place})" for place, each in enumerate(PALETTE[:-1])}
 _NAMES |= {PALETTE[-1]: "currentColor", WAITING: "var(--line)", WHOLE: "var(--quiet)"}
-_URL = re.compile(r"url\(#([^)]+)\)")
+# Of an SVG of matplotlib: what has a colour; metadata, and ids that nothing uses; attributes of the root.
+_STYLE = re.compile('style="[^"]*"')
+_SURPLUS = re.compile('<metadata>.*?</metadata>|(?<=<g) id="[^"]*"', re.DOTALL)
+_SIZE = re.compile(' ?(width|height|version)="[^"]*"')
 # Names of runs are no mathematics.
 OWN_STYLE: dict[Any, Any] = {**STYLE, "text.parse_math": False, "axes.formatter.useoffset": False}
 
@@ -186,7 +187,6 @@ def _spots(figure: Figure, axes: Axes, curve: Curve, chart: Chart, x: _X) -> lis
 
 
 def _where(point: Point, axis: Axis) -> str:
-    """Return the step or second of a point, and its epoch, as text."""
     at = f"step {point.end:,.0f}" if axis == "steps" else duration(point.seconds)
     return f"at {at}" if point.epoch is None else f"at {at}, epoch {point.epoch + 1}"
 
@@ -279,36 +279,14 @@ def _add_legend(figure: Figure, runs: Sequence[Run]) -> None:
 def inline(figure: Figure, name: str, title: str) -> Markup:
     """Return a figure as an SVG element of a page; each figure has another ``name``, which is one word."""
     file = io.StringIO()
-    figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    root = ElementTree.fromstring(file.getvalue())
-    for child in list(root):
-        if child.tag == f"{{{_SVG}}}metadata":
-            root.remove(child)
-    _rename(root, name)
-    root.attrib |= {"role": "img", "aria-labelledby": f"{name}-title"}
-    for size in ("width", "height", "version"):
-        root.attrib.pop(size, None)
-    heading = ElementTree.Element(f"{{{_SVG}}}title", {"id": f"{name}-title"})
-    heading.text = escaped(title)
-    root.insert(0, heading)
-    ElementTree.register_namespace("", _SVG)
-    ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
-    return Markup(ElementTree.tostring(root, encoding="unicode"))
+    with matplotlib.rc_context({"svg.hashsalt": name}):  # ids that are used are unique in the page
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    _, _, element = file.getvalue().partition("<svg ")
+    element = _STYLE.sub(lambda style: _COLOR.sub(_by_name, style[0]), _SURPLUS.sub("", element))
+    head, _, content = element.partition(">")
+    begin = Markup('<svg {} role="img" aria-labelledby="{}-title"><title id="{}-title">{}</title>')
+    return begin.format(Markup(_SIZE.sub("", head)), name, name, escaped(title)) + Markup(content)
 
 
-def _rename(root: ElementTree.Element, name: str) -> None:
-    """Make the ids of elements unique in the page, and replace colours by their names in page.css."""
-    used = {link.removeprefix("#") for each in root.iter() if (link := each.get(_LINK))}
-    for each in root.iter():
-        used.update(_URL.findall(" ".join(each.attrib.values())))
-    for each in root.iter():
-        own = each.attrib.pop("id", None)
-        if own in used:
-            each.set("id", f"{name}-{own}")
-        if link := each.get(_LINK):
-            each.set(_LINK, f"#{name}-{link.removeprefix('#')}")
-        for key, value in list(each.attrib.items()):
-            if "url(#" in value:
-                each.set(key, _URL.sub(lambda found: f"url(#{name}-{found[1]})", value))
-        if style := each.get("style"):
-            each.set("style", _COLOR.sub(lambda found: _NAMES.get(found[0], found[0]), style))
+def _by_name(color: re.Match[str]) -> str:
+    return _NAMES.get(color[0], color[0])

@@ -76,7 +76,6 @@ def tiles(run: Run) -> Iterator[tuple[str, str, str]]:
 
 
 def _best(run: Run, metric: str) -> str:
-    """Return the best value of a metric, and when it was reached."""
     tested = [(epoch.metrics[metric], epoch) for epoch in run.epochs if metric in epoch.metrics]
     known = METRICS.get(metric)
     is_lower = known is not None and known.better == "lower"
@@ -96,7 +95,7 @@ def facts_of(runs: Sequence[Run]) -> PageTable:
     """Return the table of facts, without the lines that are empty for all runs."""
     columns = [facts(run) for run in runs]
     rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
-    header = ["", *([run.name for run in runs] if len(runs) > 1 else [""])]
+    header = ["", *(run.name if len(runs) > 1 else "" for run in runs)]
     return PageTable(header, [row for row in rows if set(row[1:]) != {NOTHING}], "facts")
 
 
@@ -164,7 +163,6 @@ def _reducer(phase: Phase) -> str:
 
 
 def _target(run: Run) -> str:
-    """Return the target of a run, and when it was reached."""
     target = mapping(run.folder.config.get("target"))
     name = text(target.get("metric"))
     if (goal := goal_of(run, name)) is None:
@@ -278,7 +276,6 @@ def _input(record: Record) -> str:
 
 
 def _rate(schedule: object) -> str:
-    """Return a learning rate's schedule in short."""
     given = mapping(schedule)
     start, end = number(given, "start"), number(given, "end")
     if start is None:
@@ -288,10 +285,7 @@ def _rate(schedule: object) -> str:
 
 
 def _exchange_seconds(phase: Phase) -> float | None:
-    """Return the seconds of a step in the reducer, of all stages together: the median of its epochs.
-
-    The first epoch of a process can be far longer, as where kernels are compiled in it.
-    """
+    """Return the seconds of a step in the reducer: the median of epochs, as a first one can be far longer."""
     seconds = [sum(epoch.stage(name) for name in STAGES) for epoch in phase.epochs]
     return median(seconds) if any(seconds) else None
 

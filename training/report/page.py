@@ -82,15 +82,12 @@ class Page:
         for place, run in enumerate(self._runs, 1):
             if (figure := drawing.stages(run)) is not None:
                 name = "stages" if len(self._runs) == 1 else f"stages-{place}"
-                yield (
-                    run.name,
-                    drawing.inline(figure, name, f"Seconds of a step by stage and epoch: {run.name}"),
-                )
+                title = f"Seconds of a step by stage and epoch: {run.name}"
+                yield run.name, drawing.inline(figure, name, title)
                 self.pictures[name] = drawing.png(figure, run.name, [run])
 
 
 def _card(place: int, run: Run) -> dict[str, Any]:
-    """Return the name, the line of the legend, the state and the largest facts of a run."""
     dashes, state = drawing.dashes(place), facts.state(run)
     return {
         "name": run.name,

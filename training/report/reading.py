@@ -1,6 +1,5 @@
 """What a run has left in its folder, read as far as it goes: lines may be damaged, files missing."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +8,7 @@ from typing import Any
 
 from datacache.escaping import escaped
 from training.config.reading import parsed_file
-from training.config.run_files import CONFIG, DAWNBENCH, METRICS, SUMMARY
+from training.config.run_files import CONFIG, DAWNBENCH, METRICS, SUMMARY, object_of
 from training.config.schema import ConfigurationError
 from training.config.secrets import mask
 
@@ -34,10 +33,7 @@ class Folder:
 
 
 def read(path: Path, *, is_alive: bool = False) -> Folder:
-    """Read the folder of a run; raise ``ValueError`` with one line where it is none.
-
-    Secrets in it are masked, as ``config.yaml`` should have them already.
-    """
+    """Read the folder of a run, secrets masked; raise ``ValueError`` with one line where it is none."""
     try:
         with (path / METRICS).open("rb") as file:
             lines = [_record(line) for line in file if line.strip()]
@@ -60,19 +56,10 @@ def read(path: Path, *, is_alive: bool = False) -> Folder:
 
 
 def _record(line: bytes) -> Record | None:
-    value = _parsed(line)
+    value = object_of(line)
     if not isinstance(kind := value.get("kind"), str):
         return None
     return value if kind == "step" else _masked(value)  # a step has no text
-
-
-def _parsed(content: bytes) -> dict[str, Any]:
-    """Return a JSON object, an empty one for anything else."""
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _masked(value: Record) -> Record | None:
@@ -86,7 +73,7 @@ def _masked(value: Record) -> Record | None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return dict(_masked(_parsed(path.read_bytes())) or {})
+        return dict(_masked(object_of(path.read_bytes())) or {})
     except OSError:
         return {}
 
@@ -96,9 +83,6 @@ def _config(path: Path) -> dict[str, Any]:
         return dict(mapping(mask(parsed_file(path))))
     except (ConfigurationError, RecursionError):
         return {}
-
-
-# ------------------------------------------------------------------------------- values that may be anything
 
 
 def number(record: Record, *keys: str) -> float | None:

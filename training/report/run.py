@@ -24,13 +24,7 @@ class Event:
 
     @property
     def kind(self) -> str:
-        """Return the kind of the record."""
         return str(self.record["kind"])
-
-
-@dataclass(frozen=True)
-class Step(Event):
-    """A step that rank 0 recorded."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +49,6 @@ class Epoch(Event):
 
     @property
     def throughput(self) -> float | None:
-        """Return the units a second."""
         return number(self.record, f"{self.unit}{UNIT}")
 
     def a_step(self, key: str) -> float | None:
@@ -109,7 +102,7 @@ class Run:
     name: str
     folder: Folder
     epochs: list[Epoch] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[Event] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
 
@@ -151,9 +144,6 @@ def run_of(name: str, folder: Folder) -> Run:
     return run
 
 
-# ------------------------------------------------------------------------- seconds of the run
-
-
 _Timed = tuple[Record, float]  # a record, and the second of the run at which it was written
 
 
@@ -166,7 +156,8 @@ def _survivors(records: Sequence[Record]) -> list[_Timed]:
             resumption = next((each for each in process if each["kind"] == "resume"), {})
             start = _resumed_at(found, resumption)
             found = [each for each in found if not _is_repeated(each[0], resumption)]
-        ahead = start - _began_at(process)
+        seconds = {each["kind"]: number(each, "seconds") or 0.0 for each in process}
+        ahead = start - seconds.get("prepare", 0.0)  # training begins once the steps are compiled
         found += [(each, max(start, ahead + (number(each, "seconds") or 0.0))) for each in process]
     return found
 
@@ -175,12 +166,6 @@ def _processes(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
     begins = [place for place, each in enumerate(records) if place and each["kind"] == "run"]
     for begin, end in pairwise([0, *begins, len(records)]):
         yield records[begin:end]
-
-
-def _began_at(process: Sequence[Record]) -> float:
-    """Return when training began, by the clock of a process: once its steps were compiled."""
-    seconds = {each["kind"]: number(each, "seconds") or 0.0 for each in process}
-    return seconds.get("prepare", 0.0)
 
 
 def _resumed_at(before: Sequence[_Timed], resumption: Record) -> float:
@@ -206,14 +191,11 @@ def _is_repeated(record: Record, resumption: Record) -> bool:
     return (whole(record, "step") or 0) > (whole(resumption, "phase_steps") or 0)
 
 
-# ------------------------------------------------------------------------- steps of the run
-
-
 class _Walk:
     """Adds records to a run in their order, and tracks the phase.
 
     ``begins``: steps of the run before each phase that has begun. The record of a step has its number in the
-    phase, the record of an epoch the steps of that epoch. Nine attributes: the position in the run.
+    phase, the record of an epoch the steps of that epoch.
     """
 
     def __init__(self, run: Run) -> None:
@@ -240,7 +222,7 @@ class _Walk:
         self._step = step
         self._end = self._begin + step
         self.begins.setdefault(self._phase, self._begin)
-        self._run.steps.append(Step(record, self._end, seconds))
+        self._run.steps.append(Event(record, self._end, seconds))
 
     def _add_epoch(self, epoch: int, record: Record, seconds: float) -> None:
         steps = whole(record, "steps") or 0
@@ -255,7 +237,6 @@ class _Walk:
             self._begin_phase()
 
     def _is_over(self, epoch: int) -> bool:
-        """Return whether an epoch is the last one of the phase."""
         if self._phase + 1 >= len(self.configs):
             return False
         config = self.configs[self._phase]

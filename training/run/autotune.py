@@ -20,19 +20,14 @@ UNPREDICTABLE = (ArithmeticError, LookupError, TypeError, ValueError)
 _ONE_RANK = Choice(reducer="dense", options={}, seconds=0.0, dense_seconds=0.0, reason=ALONE)
 
 
-def default_path(topology: Topology) -> Path:
-    """Return the default path of the profile of such ranks, below ``$XDG_CACHE_HOME`` or ``~/.cache``."""
-    return path_for(topology.world.size, len(topology.nodes))
-
-
 def path_for(ranks: int, nodes: int) -> Path:
-    """Return the default path of the profile of so many ranks and nodes."""
+    """Return the default path of the profile of such ranks, below ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     return user_cache() / f"profile-{ranks}ranks-{nodes}nodes.json"
 
 
 def profile_path(given: str | None, topology: Topology) -> Path:
     """Return the path that was given for a profile, or the default."""
-    return default_path(topology) if given is None else expanded(given)
+    return path_for(topology.world.size, len(topology.nodes)) if given is None else expanded(given)
 
 
 def profile_for(config: Config, topology: Topology) -> Profile | None:
@@ -129,10 +124,7 @@ def check_budget(number: int, choice: Choice | None, steps: int) -> None:
 
 
 def with_buckets(config: Config, topology: Topology, profile: Profile | None, size: int) -> Config:
-    """Return the configuration with a size of buckets that rank 0 chooses from the profile, if it has one.
-
-    That of the phase that wants the largest. ``config``: with the choices of reducers. All ranks call it.
-    """
+    """Return the configuration with the size of buckets that rank 0's profile advises, if any; collective."""
     if config.bucket_mib is not None or topology.world.size == 1:
         return config
 

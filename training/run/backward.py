@@ -61,10 +61,7 @@ class Backward:
         self._changed = [*(each.value for each in model.variables if not each.trainable), *carried]
 
     def __call__(self, *arrays: Array) -> tuple[float, list[Any]]:
-        """Return the mean loss of a batch, and its gradient, as :meth:`DistributedGradients.inputs` does.
-
-        Where it ``overlaps``, the gradient is submitted.
-        """
+        """Return the mean loss of a batch, and its gradient, which is submitted where this ``overlaps``."""
         loss, gradient, self.before = self._backward(*arrays)
         return float(loss), gradient
 
@@ -115,10 +112,7 @@ class Tables:
 def find_tables(
     model: keras.Model, losses: Callable[[Sequence[Any]], Any], specs: Sequence[tf.TensorSpec]
 ) -> Tables:
-    """Return the tables of a model by the gradients of ``losses(arrays)``, a graph of which is made, not run.
-
-    Raises ``ConfigurationError`` where none is sparse.
-    """
+    """Return the tables of a model by its gradients' graph; ``ConfigurationError`` where none is sparse."""
     variables, found = model.trainable_variables, list[Any]()
 
     def look(*arrays: Any) -> None:

@@ -1,29 +1,25 @@
 """The composition root: the parts of a run, made from its configuration, and what uses several of them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from commlib import Topology, bytes_sent
+from commlib import Topology
 from commlib.tuning.tuner import Choice
 from datacache import Batch
-from training.callbacks.callback import Event
-from training.callbacks.calling import Callbacks
+from training.callbacks.callback import Callbacks, Event
 from training.callbacks.digests import Digests, check_equal_weights
 from training.callbacks.files import DawnBench, Metrics
 from training.callbacks.prometheus import Prometheus
 from training.callbacks.stopping import SkippedSteps
 from training.callbacks.tracing import Profiler
 from training.config.config import Config
-from training.results import EpochAccumulator, EpochResult
 from training.run import events
 from training.run.autotune import choose_reducers, count_weights, profile_for, with_buckets
 from training.run.data import Data
 from training.run.exchange import PhaseExchange
-from training.run.lines import StepReports
 from training.run.model import Model, Part, average_statistics
 from training.run.optimizer import WeightUpdate
 from training.run.phases import PhaseRun
@@ -39,7 +35,6 @@ class Parts:
     """What a run on one rank is made of. ``config`` has the choices of ``auto`` written out.
 
     ``choices``: what ``auto`` chose for phases, by number. ``step``: takes training steps with the parts.
-    ``stateful``: the parts whose states are in a checkpoint, by name.
     """
 
     config: Config
@@ -53,7 +48,7 @@ class Parts:
 
     @property
     def stateful(self) -> dict[str, Part]:
-        """The parts with a state, in the order in which they are restored."""
+        """Return the parts whose states are in a checkpoint, in the order in which they are restored."""
         return {"model": self.model, "optimizer": self.optimizer, "exchange": self.exchange}
 
     def phases(self) -> list[PhaseRun]:
@@ -77,20 +72,14 @@ class Parts:
         digests = [Digests(config.digest_every)] if config.digest_every else []
         target = [] if config.target is None else [DawnBench()]
         served = [] if config.metrics_port is None else [Prometheus(config.metrics_port)]
-        first = [*profiler, SkippedSteps(), *digests, StepReports(), *target, *served, Metrics()]
+        first = [*profiler, SkippedSteps(), *digests, events.StepReports(), *target, *served, Metrics()]
         given = [(each.name, each.make()) for each in config.callbacks]
         return Callbacks(first, given, [Receipts(self.data.fingerprints())])
 
     def guard_steps(self, number: Callable[[], int]) -> None:
         """Bound how long a rank waits for others in a step; ``number()`` is that of the step."""
-        self.exchange.gradients.guard = lambda: self.waiting(f"step {number()}")
-
-    def waiting(self, place: str) -> AbstractContextManager[None]:
-        """Return a context in which the job ends when a rank waits for others longer than it may."""
-        return self._watchdog.waiting(place)
-
-    def __post_init__(self) -> None:
-        self._watchdog = self.topology.world.watchdog(self.config.stall_timeout)
+        watchdog = self.topology.world.watchdog(self.config.stall_timeout)
+        self.exchange.gradients.guard = lambda: watchdog.waiting(f"step {number()}")
 
 
 Build = Callable[[Config, Topology, Data], Parts]
@@ -164,37 +153,3 @@ def evaluate(parts: Parts, batches: Iterable[Batch]) -> Tested:
         check_equal_weights(parts.model.keras, world, "before the test")
         with parts.model.tested():
             return parts.model.evaluation.evaluate(batches, world)
-
-
-def add_up(
-    epoch: int,
-    phase: PhaseRun,
-    parts: Parts,
-    accumulator: EpochAccumulator,
-    tested: Tested,
-    *,
-    run_seconds: float,
-) -> EpochResult:
-    """Return the result of an epoch over all ranks, and add its bytes to the phase; collective."""
-    topology = parts.topology
-    dense = bytes_sent("dense", topology.nodes, topology.world.rank, parts.exchange.gradients.size).inter
-    sums = accumulator.over_ranks(topology.world, dense)
-    phase.result.sent_inter_bytes += sums.sent.inter
-    phase.result.dense_inter_bytes += sums.dense_inter_bytes
-    seconds = float(np.sum(accumulator.seconds))
-    return EpochResult(
-        epoch=epoch,
-        reducer=phase.result.reducer,
-        input=phase.result.input,
-        steps=accumulator.steps,
-        loss=sums.loss,
-        metrics=dict(tested.values),
-        tested=tested.count,
-        train_seconds=seconds,
-        run_seconds=run_seconds,
-        throughput=sums.size / seconds if seconds else 0.0,
-        sent_intra_bytes=sums.sent.intra,
-        sent_inter_bytes=sums.sent.inter,
-        dense_inter_bytes=sums.dense_inter_bytes,
-        stages=sums.stages,
-    )

@@ -13,21 +13,18 @@ from typing import Any, Protocol
 from commlib.errors import one_line
 from datacache.storage import Storage
 from datacache.urls import without_secrets
-from training.callbacks.callback import Callback, RunView
-from training.callbacks.calling import Callbacks
+from training.callbacks.callback import Callback, Callbacks, RunEvent, RunView
 from training.checkpoint.folders import Checkpoints, Saved
 from training.checkpoint.places import Folder, Location, Objects, Place
 from training.checkpoint.serialization import Damaged, parsed
 from training.checkpoint.stored import SHARED, Checkpoint, own_file
 from training.config.records import FILE_URLS, Checkpointing
-from training.config.run_files import CHECKPOINTS, METRICS
+from training.config.run_files import CHECKPOINTS, METRICS, last_checkpoint
 from training.config.secrets import resolved
 from training.process.job import Preempted, all_or_raise, on_rank0, terminations
-from training.process.last_records import last_checkpoint
 from training.results import EpochAccumulator, Position, Step, Summary
 from training.run import events
 from training.run.build import Parts
-from training.run.lines import RunEvent
 from training.run.model import OtherModel, OtherOptimizer
 from training.run.phases import PhaseRun
 
@@ -54,8 +51,7 @@ class Checkpointer:
     written their files, and on SIGTERM.
 
     ``identity``: of the run; that of rank 0 is used. All ranks call every method together; ``ValueError`` on
-    all ranks where the place of the checkpoints is impossible. The class has more methods than others since
-    writing and resuming share the place and the run's state.
+    all ranks where the place of the checkpoints is impossible.
     """
 
     def __init__(self, run: ResumableRun, folder: Path, settings: Checkpointing, identity: str) -> None:
@@ -110,7 +106,11 @@ class Checkpointer:
         self.finish()
         start, run = time.perf_counter(), self._run
         shared, own = states_of(run.parts)
-        shared |= self._of_loop()
+        loop = {"position": asdict(run.position), "summary": asdict(run.summary)}
+        loop["callbacks"] = copy.deepcopy(run.callbacks.state_dict())
+        if self._settings.per_node:  # other ranks save them, too
+            loop = on_rank0(run.topology.world, lambda: loop)
+        shared |= loop
         own["accumulator"] = run.accumulator.as_tree()
         self._copy_seconds = time.perf_counter() - start
         self._checkpoints.start(run.position.steps, shared, own, best=best)
@@ -120,13 +120,6 @@ class Checkpointer:
         start = time.perf_counter()
         saved = self._checkpoints.finish()
         self._report(saved, time.perf_counter() - start)
-
-    def _of_loop(self) -> dict[str, Any]:
-        """Return the state of loop and callbacks: that of rank 0, where other ranks save it, too."""
-        run = self._run
-        own = {"position": asdict(run.position), "summary": asdict(run.summary)}
-        own["callbacks"] = copy.deepcopy(run.callbacks.state_dict())
-        return on_rank0(run.topology.world, lambda: own) if self._settings.per_node else own
 
     def _report(self, saved: Saved | None, wait_seconds: float) -> None:
         if saved is not None:
@@ -142,7 +135,7 @@ class Checkpointer:
         ``at_most``: of this step or an earlier one. A damaged one is skipped with a warning; raises
         ``ValueError`` if none is usable, and if the checkpoint is of another model or optimizer.
         """
-        rank, stored = self._run.topology.world.rank, self._checkpoints.stored
+        rank, stored = self._run.topology.world.rank, self._checkpoints
         for checkpoint in stored.complete(at_most=at_most):
             found = stored.usable(checkpoint.step, partial(_contents, checkpoint, rank))
             if found is None:
@@ -171,7 +164,6 @@ class Checkpointer:
             raise ValueError(f"resume: expected {expected}, got none; resume=never begins a new run")
 
     def _restore(self, checkpoint: Checkpoint, found: "_Contents") -> RunEvent:
-        """Restore parts, position and accumulator from a checkpoint."""
         run, at = self._run, found.position
         phase = run.phases[min(at.phase, len(run.phases) - 1)]
         self._run.parts.step.begin(phase.phase)
@@ -221,10 +213,7 @@ def restore(parts: Parts, checkpoint: Checkpoint) -> list[str]:
 
 @contextmanager
 def readable(file: Location) -> Iterator[None]:
-    """Raise :class:`~training.checkpoint.serialization.Damaged` if the contents are not those of a run.
-
-    The digest of the bytes is correct: another program has written them.
-    """
+    """Raise :class:`Damaged` where the bytes are right, and the contents are not those of a run."""
     try:
         yield
     except (OtherModel, OtherOptimizer, Damaged):

@@ -19,10 +19,7 @@ ProgressCallback = Callable[[int, int], None]
 
 
 def cache_dirs_of(cache: Cache) -> CacheDirs:
-    """Return the folders of a configuration's cache.
-
-    Raises a ``ValueError`` of one line where another user owns one of them or may write to it.
-    """
+    """Return the folders of a cache; ``ValueError`` where another user owns one or may write to it."""
     dirs = CacheDirs(
         disk=_folder(cache.disk, lambda: user_cache() / "samples"),
         # shared by the ranks of one user
@@ -51,11 +48,8 @@ class Data:
         self.test = dataset.manifest("test", self.cache_dirs.disk)
         self.task = config.task.make()
         self.samples = Samples(config, dataset, self.training, self.test, topology.world.size)
-        self._caches: list[DataCache] = []
-
-    def check(self) -> None:
-        """Raise a ``ValueError`` of one line unless every phase can be trained on these samples."""
-        self.task.check_samples(self.samples)
+        self.caches: list[DataCache] = []
+        """Those that phases have opened."""
 
     def fingerprints(self) -> "Fingerprints":
         """Return how many samples there are, and their fingerprint, of each part."""
@@ -63,31 +57,23 @@ class Data:
         return {part: (len(each), each.samples_fingerprint()) for part, each in parts.items()}
 
     def of_phase(self, phase: Phase) -> "PhaseData":
-        """Return the batches of a phase."""
         return PhaseData(self, phase)
-
-    def opened(self, caches: list[DataCache]) -> list[DataCache]:
-        """Include these caches in ``read_so_far``."""
-        self._caches += caches
-        return caches
 
     def read_so_far(self) -> "Reads":
         """Return the reads of all ranks; collective."""
-        world, counts = self.topology.world, [cache.counts for cache in self._caches]
+        world, counts = self.topology.world, [cache.counts for cache in self.caches]
         names = [field.name for field in fields(Counts) if field.name != "stand_ins"]
         own = [sum(getattr(each, name) for each in counts) for name in names]
         totals = world.allgather_ints(own).sum(axis=0).tolist()
-        stand_ins = [(cache.manifest, cache.counts.stand_ins) for cache in self._caches]
-        lines = sorted({line for manifest, found in stand_ins for line in stand_in_lines(manifest, [found])})
-        reported = sorted({line for of_rank in world.allgather_objects(lines) for line in of_rank})
-        return Reads(dict(zip(names, totals, strict=True)), reported)
+        lines = {
+            line for cache in self.caches for line in stand_in_lines(cache.manifest, [cache.counts.stand_ins])
+        }
+        of_ranks = world.allgather_objects(lines)
+        return Reads(dict(zip(names, totals, strict=True)), sorted(set().union(*of_ranks)))
 
 
 def load_data(config: Config, topology: Topology) -> Data:
-    """Return the samples of a configuration; raise a ``ValueError`` of one line if they are invalid.
-
-    Collective: it is an error on all ranks if they do not have the same samples.
-    """
+    """Return the samples; ``ValueError`` if they are invalid, or not the same on all ranks; collective."""
     data, problem = None, None
     try:
         data = Data(config, topology, config.make_dataset())
@@ -99,7 +85,7 @@ def load_data(config: Config, topology: Topology) -> Data:
         raise problem
     assert data is not None
     _check_equal([host for host, _ in of_ranks], [each for _, each in of_ranks])
-    data.check()
+    data.task.check_samples(data.samples)
     return data
 
 
@@ -158,7 +144,8 @@ class PhaseData:
         """The caches of the training and of the test samples, opened."""
         with self._opening:
             if not self._caches:
-                self._caches = self._data.opened(self._open())
+                self._caches = self._open()
+                self._data.caches += self._caches
         return self._caches
 
     def _open(self) -> list[DataCache]:
@@ -184,10 +171,7 @@ class PhaseData:
         return self.order.steps()
 
     def training_batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Return this rank's batches of an epoch, from step ``start`` on; the first are prefetched at once.
-
-        Collective: nodes exchange the samples that this epoch needs.
-        """
+        """Return this rank's batches of an epoch from step ``start`` on, the first prefetched; collective."""
         order, world, (training, _) = self.order, self._topology.world, self.caches
         if isinstance(order, Order) and order.exchange:
             training.exchange(order, world, epoch, start=start)

@@ -16,10 +16,7 @@ from training.tasks.task import EpochSize
 
 
 def generated(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a configuration with a generated data set of as many samples of the same kind.
-
-    An unknown data set is left unchanged: validation reports it.
-    """
+    """Return the keys of a configuration with a generated data set of as many samples, if one is known."""
     given = content.get("dataset")
     keys = given if isinstance(given, Mapping) else {"name": given}
     name = keys.get("name")

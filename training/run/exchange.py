@@ -11,7 +11,7 @@ from commlib.arrays import to_host, zeros
 from commlib.tensorflow import DistributedGradients
 from commlib.topology import Traffic
 from commlib.vectors import Float32
-from training.checkpoint.stored import Checkpoint, merged
+from training.checkpoint.stored import Checkpoint, merged, taken_over
 from training.config.config import Config
 from training.config.records import Phase
 from training.run.local_steps import LocalSteps
@@ -22,8 +22,7 @@ class PhaseExchange(Part):
     """Exchanges the gradients of ``model`` with the reducer of each phase.
 
     ``gradients``: the exchange of all ranks. ``local``: that of a phase with local steps, else ``None``.
-    ``current``: the one that a step uses. The class has more methods than others since it changes the
-    exchange between phases, and restores residuals of other reducers and numbers of ranks.
+    ``current``: the one that a step uses.
     """
 
     def __init__(self, config: Config, topology: Topology, model: Model) -> None:
@@ -41,7 +40,6 @@ class PhaseExchange(Part):
 
     @property
     def current(self) -> "LocalSteps | DistributedGradients":
-        """The exchange that a step uses."""
         return self.gradients if self.local is None else self.local
 
     def begin(self, phase: Phase, optimizer: Any) -> float | None:
@@ -84,7 +82,6 @@ class PhaseExchange(Part):
         return traffic if self.local is None else traffic + self.local.join()
 
     def residual_norm(self) -> float:
-        """Return the norm of the residual of this rank's reducer."""
         return float(np.linalg.norm(to_host(self.gradients.exchange.residual)))
 
     def set_density(self, density: float) -> None:
@@ -115,10 +112,7 @@ class PhaseExchange(Part):
             self.local.close()
         self.gradients.close()
 
-    # ------------------------------------------------------------------------------------ checkpoints
-
     def state_dict(self) -> PartState:
-        """Return the state of the reducer, of this rank alone, and of local steps."""
         local = self.local
         return PartState(
             shared={"local_steps": None if local is None else local.shared_state()},
@@ -175,13 +169,8 @@ class PhaseExchange(Part):
     def _add_residuals(self, state_of: Callable[[int], Any], world_size: int) -> None:
         """Add to the reducer the residuals of the ranks of ``world_size`` that this rank takes over."""
         size, world = self.gradients.size, self.gradients.topology.world
-        residual = merged(
-            lambda rank: dense_residual(state_of(rank), size),
-            size,
-            world_size=world_size,
-            rank=world.rank,
-            size=world.size,
-        )
+        ranks = taken_over(world_size, world.rank, world.size)
+        residual = merged(lambda rank: dense_residual(state_of(rank), size), size, ranks)
         self.gradients.exchange.add_residual(residual)
 
 

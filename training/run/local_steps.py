@@ -34,7 +34,6 @@ class FlatVariables:
         self._shapes = [tuple(variable.shape) for variable in variables]
 
     def read(self) -> Float32:
-        """Return a copy of their values."""
         flat = tf.concat([tf.reshape(variable, [-1]) for variable in self._variables], axis=0)
         return copy_of(array_of(flat, self._arrays))
 
@@ -52,8 +51,6 @@ class LocalSteps(Exchange):
     ``end_round`` exchanges the differences of weights through ``gradients``. A skipped round restores the
     state of ``optimizer``, and ``changed``: the variables that a forward pass changes. ``before``: the local
     steps of the phase before, whose outer velocity continues.
-
-    It has many methods since a round has a begin, steps, an end and a state, and a phase a begin and an end.
     """
 
     rounds: Rounds
@@ -85,12 +82,9 @@ class LocalSteps(Exchange):
             self._node_reducer = make_reducer("dense", self._node, gradients.size)
 
     def close(self) -> None:
-        """Free what was made for the node; all its ranks call it together."""
         if self._node is not None:
             self._node_reducer.close()
             self._node.close()
-
-    # -------------------------------------------------------------------------------------- a step
 
     @property
     def in_round(self) -> bool:
@@ -131,10 +125,7 @@ class LocalSteps(Exchange):
         return own, replace(report, finite=not self.rounds.failed)
 
     def end_round(self, within: Report) -> Report:
-        """Exchange, and set the new common weights; return a report with the traffic ``within`` the replica.
-
-        Collective.
-        """
+        """Exchange, and set the common weights; return a report that includes ``within``; collective."""
         weights, report = self.rounds.end(self.weights.read())
         self.finish_round(weights, report)
         seconds = {
@@ -174,17 +165,12 @@ class LocalSteps(Exchange):
             exchange.submit(bucket, difference[part])
         return self._gradients.wait()
 
-    # ---------------------------------------------------------------------------------- between phases
-
     def apply(self, mean: Float32) -> None:
         """Update the common weights by a mean difference, which is changed."""
         self.weights.write(self.rounds.outer.apply(self.weights.read(), mean))
 
     def join(self) -> Traffic:
-        """Set the optimizer of every rank to the mean of all; return the traffic. Collective.
-
-        The reducer is dense.
-        """
+        """Set the optimizer of every rank to the mean of all, with a dense reducer; return the traffic."""
         traffic = Traffic()
         for slots in self._slots:
             values = FlatVariables(slots, self._arrays)
@@ -192,8 +178,6 @@ class LocalSteps(Exchange):
             values.write(mean)
             traffic += report.traffic
         return traffic
-
-    # ------------------------------------------------------------------------------------- checkpoints
 
     def shared_state(self) -> dict[str, Any]:
         """Return the state that is equal on all ranks, besides the common weights."""
@@ -212,7 +196,6 @@ class LocalSteps(Exchange):
         return {"optimizer": [variable.numpy() for variable in self._optimizer], "round": round_state}
 
     def restore_shared(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``shared_state`` returned."""
         velocity = state["velocity"]
         self.rounds.outer.velocity = None if velocity is None else self._arrays.array(velocity, np.float32)
 

@@ -41,10 +41,7 @@ class PartState:
 
 
 class Part(ABC):
-    """A part of a run with state: the model, the optimizer, the exchange. A checkpoint is all their states.
-
-    A context manager, which closes the part unless an exception leaves the block.
-    """
+    """A part of a run with state: the model, the optimizer, the exchange. A checkpoint has their states."""
 
     @abstractmethod
     def state_dict(self) -> PartState:
@@ -59,18 +56,6 @@ class Part(ABC):
 
         ``checkpoint.own`` is ``None`` where another number of ranks wrote the checkpoint.
         """
-
-    def close(self) -> None:  # noqa: B027 - not every part has something to free
-        """Free what the part has made; all ranks call it together."""
-
-    def __enter__(self) -> "Part":
-        """Return the part, to be closed at the end of the block."""
-        return self
-
-    def __exit__(self, kind: object, *error: object) -> None:
-        """Close the part; after an exception the other ranks may not come here."""
-        if kind is None:
-            self.close()
 
 
 class Model(Part):
@@ -95,13 +80,11 @@ class Model(Part):
                 expected = "expected false, or transport=mpi, where gradients stay on GPUs"
                 raise ConfigurationError(f"sparse_tables: {expected}; got true")
             specs = self.task.specs(phase, self._samples)
-            self.tables = find_tables(self.keras, lambda arrays: self.losses(arrays, phase), specs)
+            self.tables = find_tables(
+                self.keras, lambda arrays: self.task.losses(self.keras, arrays, phase), specs
+            )
         self.average = Average(self.variables, config.average) if config.average is not None else None
         self.evaluation = self.task.evaluation(self.keras, self._samples)
-
-    def losses(self, arrays: Sequence[Any], phase: Phase) -> Any:
-        """Return the loss of each row of a batch."""
-        return self.task.losses(self.keras, arrays, phase)
 
     def backward(
         self, phase: Phase, gradients: DistributedGradients, scale: LossScale | None, *, overlaps: bool
@@ -110,7 +93,7 @@ class Model(Part):
         parts = self._config.accumulate
         return Backward(
             self.keras,
-            lambda arrays: self.losses(arrays, phase),
+            lambda arrays: self.task.losses(self.keras, arrays, phase),
             [_part_of(spec, parts) for spec in self.task.specs(phase, self._samples)],
             gradients,
             carried=self.task.carried,
@@ -126,8 +109,6 @@ class Model(Part):
     def tested(self) -> AbstractContextManager[None]:
         """Set the model to the weights that are tested: their moving average, if there is one."""
         return nullcontext() if self.average is None else self.average.in_place()
-
-    # ------------------------------------------------------------------------------------ checkpoints
 
     def state_dict(self) -> PartState:
         """Return the weights, and of this rank random states, statistics and the state carried over batches.
@@ -163,7 +144,6 @@ class Model(Part):
                 raise OtherModel(f"the checkpoint is of another model: {path}: expected {own}, got {there}")
 
     def load_state_dict(self, checkpoint: Checkpoint) -> list[str]:
-        """Restore the model; return a line for each difference."""
         shared: Any = checkpoint.shared
         weights = self.keras.weights
         assign_checked("weights", weights, [shared["weights"][each.path] for each in weights])
@@ -209,7 +189,6 @@ class Average:
             average.assign_sub((1 - self._momentum) * (average - variable))
 
     def restart(self) -> None:
-        """Set the average to the current weights."""
         assign(self.averages, self._variables)
 
     @contextmanager

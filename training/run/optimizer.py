@@ -1,7 +1,7 @@
 """The optimizer of a rank: clipping, the norms of LARS and LAMB, the loss scale, and the update."""
 
+import math
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,7 @@ class WeightUpdate(Part):
     """Updates ``variables`` by the mean gradient. ``scale``: the loss scale of float16.
 
     ``begin`` makes the optimizer of a phase, which some phases shard over ranks. ``average``: the moving
-    average of the weights, which is updated with them. The class has more attributes than others since a
-    phase makes the optimizer again, from all that the constructor was given.
+    average of the weights, which is updated with them.
     """
 
     def __init__(
@@ -38,23 +37,23 @@ class WeightUpdate(Part):
         self._config, self._topology, self._variables, self._average = config, topology, variables, average
         self.scale = LossScale() if config.precision == "float16" else None
         self.optimizer: Any = None
-        shapes = [variable.shape for variable in variables]
-        sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
+        sizes = [math.prod(variable.shape) for variable in variables]
         has_local_steps = any(phase.local_steps for phase in config.phases)
-        self._step_norms: StepNorms | None = None
+        self._squares: Callable[[Any], Float64] | None = None  # of each step, given to the optimizer
         self._norms: Any = None  # that the optimizer reads
         self._how_norms = "norms in the graph of each rank, in float32"
         if topology.world.size > 1 and not has_local_steps:  # replicas have weights of their own
             if isinstance(config.optimizer, Lars):
-                self._step_norms = StepNorms(variables, sizes, topology, config.optimizer.norms)
-                self._norms, self._how_norms = self._step_norms.given, self._step_norms.reason
+                self._norms, way = GivenSquares(len(sizes)), config.optimizer.norms
+                self._squares, self._how_norms = squares_for(variables, sizes, topology, way)
             elif isinstance(config.optimizer, Lamb) and topology.world.arrays is np:
                 # on a GPU the norms of LAMB's moments are computed in the graph of its update
                 self._norms = Norms(sizes, topology.world, partition=config.optimizer.norms)
                 self._how_norms = self._norms.choice.reason
         self._size = sum(sizes)
-        clips = config.clip_norm is not None
-        self._norm_of = norm_of(self._size, topology.world.arrays) if clips else None
+        self._plan: SegmentSquares | None = None  # of the norm to clip, on a GPU
+        if config.clip_norm is not None and topology.world.arrays is not np:
+            self._plan = SegmentSquares([self._size])
         self._make(sharded=self._shards(config.phases[0]))
 
     @property
@@ -78,21 +77,20 @@ class WeightUpdate(Part):
         """Update the weights by a mean gradient, which may be changed; ``measure``: of a stopwatch."""
         with measure("norms"):
             self._clip(mean)
-            if self._step_norms is not None and not self.is_sharded:
-                self._step_norms.give(mean)
+            if self._squares is not None and not self.is_sharded:
+                self._norms.give(self._squares(mean))
         with measure("update"):
             self.set(hyperparameters)
             self._update(tensor_of(mean))
 
     def set(self, hyperparameters: StepHyperparameters) -> None:
-        """Set the hyperparameters of a step."""
         self.optimizer.learning_rate.assign(hyperparameters.learning_rate)
         if self.optimizer.momentum is not None and hyperparameters.momentum is not None:
             self.optimizer.momentum.assign(hyperparameters.momentum)
 
     def lines(self) -> list[str]:
         """Return a line for each computation that ranks could share."""
-        if self._topology.world.size == 1 or not self._config.optimizer.adapts:
+        if self._topology.world.size == 1 or not hasattr(self._config.optimizer, "norms"):
             return []
         numbered = list(enumerate(self._config.phases, 1))
         sharded = [number for number, phase in numbered if self._shards(phase)]
@@ -141,12 +139,7 @@ class WeightUpdate(Part):
             self.optimizer.norms = self._norms
         # Built before any step is traced: variables created inside a trace would be constants in it.
         self.optimizer.build(self._variables)
-        self._update = self._compiled(self.optimizer)
-
-    def _compiled(self, optimizer: Any) -> Callable[[Any], None]:
-        """Return the compiled update of the weights by the mean gradient, one vector."""
-        shapes = [tuple(variable.shape) for variable in self._variables]
-
+        optimizer, shapes = self.optimizer, [tuple(variable.shape) for variable in self._variables]
         signature = [tf.TensorSpec([self._size], tf.float32)]
 
         @tf.function(input_signature=signature, autograph=False)  # type: ignore[untyped-decorator]
@@ -155,64 +148,45 @@ class WeightUpdate(Part):
             if self._average is not None:
                 self._average.follow()
 
-        return update
+        self._update = update
 
     def _clip(self, mean: Any) -> None:
         """Clip the norm of the mean to ``clip_norm``, in place, identically on all ranks."""
-        most = self._config.clip_norm
-        if most is not None and self._norm_of is not None and (norm := self._norm_of(mean)) > most:
+        if (most := self._config.clip_norm) is None:
+            return
+        squares = sum_of_squares(mean) if self._plan is None else to_host(self._plan.squares(mean))[0]
+        if (norm := float(squares**0.5)) > most:
             mean *= np.float32(most / norm)
 
 
-class StepNorms:
-    """The sums of squares of weights and mean gradient that LARS needs, computed before its update.
+def squares_for(
+    variables: Sequence[Any], sizes: Sequence[int], topology: Topology, way: Way
+) -> tuple[Callable[[Any], Float64], str]:
+    """Return a function for the sums of squares of weights and a mean gradient, and how it computes them.
 
-    In host memory all ranks share the work, as set by ``way`` (:class:`pto.Norms`). A GPU reads its memory
-    faster than ranks exchange messages: each computes all, with two kernels. The optimizer reads ``given``;
-    ``reason`` describes how the sums are computed. Each step that is not skipped calls ``give``.
+    In host memory all ranks share the work, as set by ``way`` (:class:`pto.Norms`): it is collective. A GPU
+    reads its memory faster than ranks exchange messages: each computes all, with two kernels.
     """
-
-    def __init__(self, variables: Sequence[Any], sizes: Sequence[int], topology: Topology, way: Way) -> None:
-        self.given = GivenSquares(len(sizes))
-        if topology.world.arrays is np:
-            norms = Norms(sizes, topology.world, partition=way)
-            self.reason, self._squares = norms.choice.reason, _on_host(variables, sizes, norms)
-        else:
-            self.reason = "norms on each GPU: all tensors at once"
-            self._squares = _on_gpu(variables, sizes, topology.world.arrays)
-
-    def give(self, mean: Any) -> None:
-        """Give the optimizer the sums; collective, with the mean that it will apply."""
-        self.given.give(self._squares(mean))
-
-
-def norm_of(size: int, arrays: ModuleType) -> Callable[[Float32], float]:
-    """Return a function for the norm of vectors of ``size`` entries; equal vectors have equal norms.
-
-    ``arrays``: the array module, NumPy or CuPy.
-    """
+    arrays = topology.world.arrays
     if arrays is np:
-        return lambda vector: float(sum_of_squares(vector) ** 0.5)
-    plan = SegmentSquares([size])
-    return lambda vector: float(to_host(plan.squares(vector))[0] ** 0.5)
+        norms, ends = Norms(sizes, topology.world, partition=way), np.cumsum(sizes)[:-1]
+        read = tf.function(lambda: [each.value.read_value() for each in variables])
 
+        def on_host(mean: Float32) -> Float64:
+            return norms.squares([array_of(weight) for weight in read()], np.split(mean, ends))
 
-def _on_host(variables: Sequence[Any], sizes: Sequence[int], norms: Norms) -> Callable[[Float32], Float64]:
-    read, ends = tf.function(lambda: [each.value.read_value() for each in variables]), np.cumsum(sizes)[:-1]
-    return lambda mean: norms.squares([array_of(weight) for weight in read()], np.split(mean, ends))
-
-
-def _on_gpu(variables: Sequence[Any], sizes: Sequence[int], arrays: ModuleType) -> Callable[[Any], Float64]:
+        return on_host, norms.choice.reason
     plan = SegmentSquares(sizes)
-    read = tf.function(lambda: tf.concat([tf.reshape(each.value, [-1]) for each in variables], axis=0))
-    return lambda mean: np.stack([to_host(plan.squares(each)) for each in (array_of(read(), arrays), mean)])
+    flat = tf.function(lambda: tf.concat([tf.reshape(each.value, [-1]) for each in variables], axis=0))
+
+    def on_gpu(mean: Any) -> Float64:
+        return np.stack([to_host(plan.squares(each)) for each in (array_of(flat(), arrays), mean)])
+
+    return on_gpu, "norms on each GPU: all tensors at once"
 
 
 def _with_slots_for_momentum(config: Config) -> Optimizer:
-    """Return the optimizer's settings, with a momentum if any phase has one.
-
-    Every step sets its own value, but an optimizer created without momentum has no velocity slots.
-    """
+    """Return the optimizer's settings, with a momentum if any phase has one: else it would have no slots."""
     settings = config.optimizer
     if getattr(settings, "momentum", None) == 0 and any(phase.momentum for phase in config.phases):
         return settings.model_copy(update={"momentum": 0.5})

@@ -63,10 +63,7 @@ def import_parts(config: Config) -> Config:
 
 
 def load_together(comm: Communicator, path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Return rank 0's configuration on all ranks, its parts imported: copies on other hosts may differ.
-
-    Raises ``ValueError`` of one line on all ranks.
-    """
+    """Return rank 0's configuration on all ranks, its parts imported; ``ValueError`` of one line on all."""
     return import_together(comm, on_rank0(comm, lambda: load_with_warnings(path, overrides)))
 
 

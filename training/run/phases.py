@@ -20,7 +20,7 @@ class PhaseRun:
 
     ``backward``: computes the gradients of its batches. ``choice``: of ``auto``, if it chose the reducer.
     ``size``: the number of ranks. Raises a ``ValueError`` of one line that begins with the key where a
-    schedule does not fit the phase. It has many attributes since it holds what a phase consists of.
+    schedule does not fit the phase.
     """
 
     def __init__(
@@ -42,23 +42,17 @@ class PhaseRun:
         self.epochs = -(-self.steps // self.epoch_steps)
         check_budget(number, choice, self.steps)
         self.rate = resolved_rate(number, phase, Span(self.steps, self.epoch_steps, self.global_batch))
-        self._check_density_warmup()
+        warmup = phase.density_warmup
+        if warmup is not None and warmup.epochs > self.epochs:
+            expected = f"expected at most the {self.epochs} of the phase, got {warmup.epochs}"
+            raise ValueError(f"phases[{number}].density_warmup.epochs: {expected}")
         self.momentum, self.backward = config.momentum_of(phase), backward
         reducer = None if size == 1 else str(config.reducer_config(phase)["name"])
         self.result = PhaseResult(reducer, data.task.describe(phase), self.epochs)
         self._filling: threading.Thread | None = None
         self._closing = threading.Event()
 
-    def _check_density_warmup(self) -> None:
-        warmup = self.phase.density_warmup
-        if warmup is not None and warmup.epochs > self.epochs:
-            raise ValueError(
-                f"phases[{self.number}].density_warmup.epochs: expected at most the {self.epochs} of the "
-                f"phase, got {warmup.epochs}"
-            )
-
     def hyperparameters(self, step: int) -> StepHyperparameters:
-        """Return the hyperparameters of step ``step`` of the phase."""
         momentum = None if self.momentum is None else momentum_at(self.momentum, step, self.steps)
         return StepHyperparameters(self.rate.at(step, self.steps), momentum, self._round_steps(step))
 

@@ -19,11 +19,13 @@ import tensorflow as tf
 from mpi4py import MPI
 
 from commlib import __version__
-from training.callbacks.callback import Callback, RunView
+from training.callbacks.callback import Callback, RunEvent, RunView
 from training.callbacks.digests import digest_of
+from training.config.config import Config
 from training.config.run_files import RECEIPT
 from training.config.secrets import mask
 from training.receipt.receipt import FILES, End, Job, Part, Process, Receipt, Source, config_digest, file_of
+from training.results import Ranks
 from training.run.data import Fingerprints
 from training.run_folder import RunFolder, unwritable
 
@@ -79,11 +81,29 @@ def _git(tree: Path, *words: str) -> str:
     ).stdout
 
 
-class Receipts(Callback):
-    """Writes the receipt of a run, with digests of the files that other callbacks write before.
+def run_begun(identity: str, ranks: Ranks, config: Config, *, on_gpus: bool) -> RunEvent:
+    """Return the event of a process that begins a run, or resumes one; ``on_gpus``: gradients stay on GPUs.
 
-    ``fingerprints``: of the samples.
+    Its ``transport`` is that of gradients: ``nccl``, ``nccl+mpi`` or ``mpi``; ``none`` on one rank. Its
+    ``reducers`` are those of the phases, with their options.
     """
+    transport = {"auto": "nccl"}.get(config.transport, config.transport) if on_gpus else "mpi"
+    fields = {
+        "identity": identity,
+        "command": command(),
+        "started": now(),
+        "versions": versions(),
+        "transport": transport if ranks.count > 1 else "none",
+        "reducers": [config.reducer_config(phase) for phase in config.phases] if ranks.count > 1 else [],
+        "ranks": ranks.count,
+        "nodes": ranks.nodes,
+        "hosts": ranks.hosts,
+    }
+    return RunEvent("run", fields)
+
+
+class Receipts(Callback):
+    """Writes the receipt of a run, with digests of the files that other callbacks write before."""
 
     def __init__(self, fingerprints: Fingerprints) -> None:
         self._fingerprints = fingerprints
@@ -95,29 +115,27 @@ class Receipts(Callback):
             return
         folder = run.folder
         before = Receipt.read(folder.path).processes if (folder.path / RECEIPT).exists() else ()
-        self._receipt = Receipt(folder.identity, [*before, process_of(run, self._fingerprints)])
+        self._receipt = Receipt(folder.identity, [*before, process_of(run, folder, self._fingerprints)])
         with unwritable(f"{folder.path / RECEIPT}: expected room for it"):
             folder.write_file(RECEIPT, self._receipt.text())
 
     def on_run_end(self, run: RunView) -> None:
-        """Complete it; a warning says where there is no room for that."""
         if run.folder is not None and self._receipt is not None:
             folder, receipt = run.folder, self._receipt
             folder.attempt(RECEIPT, lambda: _complete(folder, receipt, run))
 
 
-def process_of(run: RunView, fingerprints: Fingerprints) -> Process:
-    """Return what a run of this process is made of."""
-    parts = fingerprints.items()
+def process_of(run: RunView, folder: RunFolder, fingerprints: Fingerprints) -> Process:
+    """Return what a run of this process is made of, whose ``config.yaml`` is in ``folder``."""
     ranks = run.ranks
     return Process(
         begun=now(),
         from_step=run.position.steps,
-        config=config_digest(run.config.to_yaml()),
+        config=config_digest(folder.path),
         source=source(),
         versions=versions(),
         job=Job(ranks.count, ranks.nodes, ranks.hosts, ranks.hardware, platform.platform()),
-        data={part: Part(samples, fingerprint) for part, (samples, fingerprint) in parts},
+        data={part: Part(*found) for part, found in fingerprints.items()},
         seed=run.config.seed,
         deterministic=run.config.deterministic,
         digest_every=run.config.digest_every,

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 
-from training.callbacks.callback import Callback, RunView
-from training.callbacks.calling import Callbacks
+from training.callbacks.callback import Callback, Callbacks, RunView
 from training.callbacks.digests import check_equal_weights
 from training.config.records import Checkpointing
 from training.receipt.recorded import Recorded
@@ -24,14 +23,9 @@ class Replay(Callback):
     """
 
     def __init__(
-        self,
-        recorded: Recorded,
-        trainer: Trainer,
-        checkpoints: Checkpointing,
-        say: Callable[[str], None],
+        self, recorded: Recorded, trainer: Trainer, checkpoints: Checkpointing, say: Callable[[str], None]
     ) -> None:
-        self._recorded, self._trainer, self._say = recorded, trainer, say
-        self._checkpoints = checkpoints
+        self._recorded, self._trainer, self._checkpoints, self._say = recorded, trainer, checkpoints, say
         self._compared = self._agreeing = 0
         trainer.callbacks = Callbacks([self])
 
@@ -44,10 +38,8 @@ class Replay(Callback):
         checkpointer.resume(at_most=recorded.first)
         start = run.position.steps
         if start < recorded.since:
-            expected = f"a checkpoint of step {recorded.since} to {recorded.first}"
-            raise ValueError(
-                f"{checkpointer.place}: expected {expected}, got none: before, the run was another"
-            )
+            expected = f"expected a checkpoint of step {recorded.since} to {recorded.first}, got none"
+            raise ValueError(f"{checkpointer.place}: {expected}: before, the run was another")
         whence = f"the checkpoint of step {start}" if start else "the beginning"
         self._say(f"{recorded.folder}: steps {recorded.first} to {recorded.last}, from {whence}")
 
@@ -64,7 +56,6 @@ class Replay(Callback):
         return self._agreeing == self._compared
 
     def on_step_end(self, run: RunView, step: Step) -> None:
-        """Compare; end after the last step."""
         self._compare()
         if run.position.steps == self._recorded.last:
             raise _Done
@@ -78,8 +69,5 @@ class Replay(Callback):
         found = check_equal_weights(run.model, run.topology.world, f"after step {steps}")
         self._compared += 1
         self._agreeing += found == expected
-        self._say(
-            f"step {steps}: {found} agrees"
-            if found == expected
-            else f"step {steps}: expected {expected}, got {found}"
-        )
+        verdict = f"{found} agrees" if found == expected else f"expected {expected}, got {found}"
+        self._say(f"step {steps}: {verdict}")

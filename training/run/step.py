@@ -20,10 +20,7 @@ from training.run.optimizer import WeightUpdate
 
 
 class TrainingStep:
-    """The steps of one rank, with its model, exchange and optimizer.
-
-    ``stopwatch`` adds up the time of steps until it is restarted.
-    """
+    """The steps of one rank; ``stopwatch`` adds up the time of steps until it is restarted."""
 
     def __init__(
         self,
@@ -34,23 +31,16 @@ class TrainingStep:
         *,
         accumulate: int = 1,
     ) -> None:
-        self.model, self.exchange, self.optimizer = model, exchange, optimizer
-        self._accumulate = accumulate
+        self.model, self.exchange, self.optimizer, self._accumulate = model, exchange, optimizer, accumulate
         self.stopwatch = Stopwatch(topology.world.now, LoopSeconds)
 
     def begin(self, phase: Phase) -> float | None:
-        """Begin a phase; return the norm of the residual that its new reducer takes over, if it is new.
-
-        Collective.
-        """
+        """Begin a phase, as :meth:`PhaseExchange.begin` does; collective."""
         self.optimizer.begin(phase)
         return self.exchange.begin(phase, self.optimizer.optimizer)
 
     def settle(self, hyperparameters: StepHyperparameters) -> Traffic:
-        """Apply the residual before a change to or from local steps; return the traffic of that.
-
-        Collective.
-        """
+        """Apply the residual before a change to or from local steps; return the traffic; collective."""
         return self.exchange.settle(lambda mean: self._apply(mean, hyperparameters))
 
     def begin_epoch(self, density: float | None, *, is_new: bool) -> None:
@@ -109,7 +99,6 @@ class TrainingStep:
         self.optimizer.apply(mean, hyperparameters, self.stopwatch.measure)
 
     def record(self, recorder: Recorder | None) -> None:
-        """Give a span of each stage and bucket to ``recorder``, or to none; between two steps."""
         self.stopwatch.recorder = recorder
         self.exchange.gradients.record(recorder)
 

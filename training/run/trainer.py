@@ -8,37 +8,34 @@ from typing import Any
 
 import numpy as np
 
-from commlib import Topology
+from commlib import Topology, bytes_sent
 from commlib.trace import Recorder
 from commlib.transport.mpi import world
 from datacache import Batch
-from training.callbacks.callback import Callback, Event
+from training.callbacks.callback import Callback, Event, RunEvent
 from training.config.config import Config
 from training.process.compile_kernels import announce_compiling
 from training.process.devices import prepare_tensorflow, with_gpus
-from training.process.job import LocalRank, Preempted, all_or_raise, on_rank0
+from training.process.job import LocalRank, Preempted, all_or_raise, attempt, on_rank0
 from training.process.progress import Progress, announce_folder
 from training.results import EpochAccumulator, Position, Ranks, Step, Summary
 from training.run import events
-from training.run.build import NOT_TESTED, Build, add_up, build, choices, evaluate, introduction
+from training.run.build import NOT_TESTED, Build, build, choices, evaluate, introduction
 from training.run.checkpointing import Checkpointer
 from training.run.data import Data, load_data
 from training.run.parts import import_parts, load_together
 from training.run.phases import PhaseRun
+from training.run.provenance import run_begun
 from training.run_folder import RunFolder, WeightsNotSaved, to_resume
 
 
 class Trainer:
     """One run of a configuration, or of a file that holds one, on all ranks of this job.
 
-    ``topology`` and ``data`` are created if not given. ``build`` makes the ``parts`` of the run. ``config``
-    is the configuration with the choices from the profile written out, ``model`` the Keras model. ``fit``
+    ``topology`` and ``data`` are created if not given. ``build`` makes the ``parts`` of the run. ``fit``
     trains; ``begin`` and ``run`` are its two halves. Raises a ``ValueError`` of one line, on all ranks, if
-    the run is impossible.
-
-    Callbacks see it as a :class:`training.callbacks.RunView`, whose members are described there; so the class
-    has more attributes and methods than others. It is a context manager, which frees what the run has made;
-    ``fit`` does so, too.
+    the run is impossible. Callbacks see it as a :class:`training.callbacks.RunView`, whose members are
+    described there. It is a context manager, which frees what the run has made; ``fit`` does so, too.
 
     A second run in the same process can read the checkpoints of the first only after
     ``keras.utils.clear_session()``: they use Keras's names of weights, which number its layers.
@@ -71,8 +68,8 @@ class Trainer:
             self._stack.enter_context(topology)
         self.topology, self.rank, self.size = topology, topology.world.rank, topology.world.size
         self.parts = build(config, topology, data)
-        for part in self.parts.stateful.values():
-            self._stack.enter_context(part)
+        # After an exception other ranks may not come here.
+        self._stack.push(lambda kind, *_: self.parts.exchange.close() if kind is None else None)
         self.config, self.data, self.task = self.parts.config, data, data.task
         self.model = self.parts.model.keras
         self.phases, self.position, self.accumulator = self.parts.phases(), Position(), EpochAccumulator()
@@ -94,21 +91,20 @@ class Trainer:
             self.begin()
             return self.run()
 
-    def begin(self, folder: Path | None = None, *, writes: bool = True) -> None:
+    def begin(self, *, writes: bool = True) -> None:
         """Prepare training: open the run's folder, and resume if the configuration asks for it; collective.
 
-        ``writes``: whether there is a folder, which only rank 0 opens, and progress on the screen. Without,
-        checkpoints are those in ``folder``. Raises ``ValueError`` on all ranks if the run is impossible.
+        ``writes``: whether there is a folder, which only rank 0 opens, and progress on the screen. Raises
+        ``ValueError`` on all ranks if the run is impossible.
         """
         comm = self.topology.world
 
         def opened() -> tuple[Path, str, bool]:
-            found = to_resume(self.config)
+            found = to_resume(self.config, self.config.resume)
             self.folder = self._stack.enter_context(RunFolder(self.config, found))
             return self.folder.path.absolute(), self.folder.identity, found is not None
 
-        resumes = False
-        identity = ""
+        folder: Path | None = None
         if writes:
             folder, identity, resumes = on_rank0(comm, opened)
             self.progress = self._stack.enter_context(Progress(silent=self.folder is None))
@@ -144,7 +140,6 @@ class Trainer:
             raise
 
     def __enter__(self) -> "Trainer":
-        """Return the run, whose parts are freed at the end of the block."""
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -159,24 +154,19 @@ class Trainer:
 
     @property
     def phase(self) -> PhaseRun:
-        """The phase that is trained; at the end of the run, the last one."""
         return self.phases[min(self.position.phase, len(self.phases) - 1)]
 
     @property
     def gradient_size(self) -> int:
-        """The number of entries of the gradient."""
         return self.parts.exchange.gradients.size
 
     def stop(self, reason: str) -> None:
-        """End the run after this epoch, on all ranks, as one that has ended; ``reason`` is recorded."""
         self._reason_to_stop = reason
 
     def record(self, recorder: Recorder | None) -> None:
-        """Give a span of each stage and bucket to ``recorder``, or to none; between two steps."""
         self.parts.step.record(recorder)
 
     def restart_step_clock(self) -> None:
-        """Begin the next step's time now: work since the last step is not part of it."""
         self._last = self.topology.world.now()
 
     def report(self, event: Event) -> None:
@@ -195,7 +185,7 @@ class Trainer:
         """Report what the run is made of; only rank 0 has a folder, and records."""
         if self.folder is not None:
             on_gpus = self.topology.world.arrays is not np
-            begun = events.run_begun(self.folder.identity, self.ranks, self.config, on_gpus=on_gpus)
+            begun = run_begun(self.folder.identity, self.ranks, self.config, on_gpus=on_gpus)
             self.report(begun)
         self.progress.say(introduction(self.parts))
         for line in self.task.notes(self.data.samples):
@@ -208,7 +198,7 @@ class Trainer:
         start = time.perf_counter()
         for phase in self.phases[self.position.phase :]:
             phase.backward.prepare()
-        self.report(events.prepared(time.perf_counter() - start))
+        self.report(RunEvent("prepare", {"compile_seconds": time.perf_counter() - start}))
 
     # ------------------------------------------------------------------------------------- phases
 
@@ -248,12 +238,10 @@ class Trainer:
             self.report(events.switched(before, phase.result.reducer, residual))
 
     def _fill_ahead(self, number: int) -> None:
-        """Fill a phase's cache in the background, before its first epoch."""
         if number < len(self.phases) and self.data.cache_dirs.memory is not None:
             self.phases[number].fill_ahead()
 
     def _train_epoch(self, phase: PhaseRun) -> None:
-        """Train on the remaining batches of an epoch, then test."""
         at, step = self.position, self.parts.step
         step.begin_epoch(phase.density(at.epoch), is_new=at.step == 0)
         self.restart_step_clock()
@@ -313,12 +301,11 @@ class Trainer:
         waited = self._first_step_seconds - float(np.median(self.accumulator.seconds))
         seconds = max(0.0, waited)  # a first step can be faster than the others
         phase.result.stall_seconds = seconds
-        self.report(events.stalled(phase.number, seconds))
+        self.report(RunEvent("stall", {"phase": phase.number, "stall_seconds": seconds}))
 
     # --------------------------------------------------------------------- the end of an epoch, of a run
 
     def _finish_epoch(self, phase: PhaseRun) -> None:
-        """Test, report and record the result of an epoch."""
         at, config = self.position, self.config
         last, number = at.phase_steps == phase.steps, at.run_epoch + 1
         tested = NOT_TESTED
@@ -326,8 +313,14 @@ class Trainer:
             tested = evaluate(self.parts, phase.data.test_batches())
             self._call(Callback.on_test_end, tested)
         self.count_seconds()
-        seconds = self.summary.seconds
-        result = add_up(at.run_epoch, phase, self.parts, self.accumulator, tested, run_seconds=seconds)
+        result = self.accumulator.result(
+            self.topology.world,
+            bytes_sent("dense", self.topology.nodes, self.rank, self.gradient_size).inter,
+            epoch=at.run_epoch,
+            phase=phase.result,
+            tested=tested,
+            run_seconds=self.summary.seconds,
+        )
         self.report(events.epoch_ended(result, self.task, self.phases, self.position))
         if tested.examples:
             self.report(events.examples_shown(at.run_epoch, tested.examples))
@@ -356,19 +349,14 @@ class Trainer:
             exchange.local.abandon_round()
         self.count_seconds()
         summary.residual_norm = exchange.residual_norm()
-        if (problem := on_rank0(self.topology.world, self._save_weights)) is not None:
+        _, problem = on_rank0(self.topology.world, lambda: attempt(self._save_weights, WeightsNotSaved))
+        if problem is not None:
             raise WeightsNotSaved(problem)
         self.report(events.cache_read(self.data.read_so_far()))
         self._call(Callback.on_run_end)
         return summary
 
-    def _save_weights(self) -> str | None:
-        """Write the weights that were tested; return the error, if any."""
-        if self.folder is None:
-            return None
-        try:
+    def _save_weights(self) -> None:
+        if self.folder is not None:
             with self.parts.model.tested():
                 self.folder.save_weights(self.model)
-        except WeightsNotSaved as error:
-            return str(error)
-        return None

@@ -11,9 +11,8 @@ from pydantic import TypeAdapter, model_validator
 
 from commlib import registry
 from commlib.errors import InvalidArgument
-from training.config.parts import PartRecord, imported, part_in
 from training.config.records import AnyPhase, Phase
-from training.config.schema import problem
+from training.config.schema import PartRecord, imported, part_in, problem
 from training.tasks.image_classification import ImageClassification
 from training.tasks.language_model import LanguageModel, MaskedLanguageModel
 from training.tasks.task import (
@@ -28,7 +27,7 @@ from training.tasks.task import (
     Tested,
     Tiny,
 )
-from training.tasks.text_classification import TextClassification
+from training.tasks.text import TextClassification
 from training.tasks.translation import Translation
 
 __all__ = [

@@ -11,9 +11,8 @@ from pydantic import model_validator
 from commlib.registry import options_of
 from datacache import Augmentation, Batch, CentreCrop, EvaluationOrder, Order, Preprocessing
 from training.config import records
-from training.config.parts import imported
 from training.config.records import AnyConfig, CropShare, DatasetRecord, Part
-from training.config.schema import Count, Positive, Record, problem
+from training.config.schema import Count, Positive, Record, imported, problem
 from training.datasets import ImageDataset
 from training.datasets.synthetic import ImageFacts, synthetic
 from training.models import IMAGES, MODELS, make_model
@@ -21,14 +20,12 @@ from training.tasks.task import (
     EpochSize,
     Evaluation,
     Inputs,
-    KerasModel,
     Means,
     Metric,
     Reading,
     Samples,
     Task,
     Tiny,
-    check_accumulate,
     traced,
 )
 
@@ -111,13 +108,12 @@ class ImageClassification(Task):
                     f"phases[{number}].input_size: expected at least the {least} pixels that "
                     f"{config.model.name} needs, got {phase.input_size}"
                 )
-        check_accumulate(config)
+        self.check_accumulate(config)
 
     def describe(self, phase: ImagePhase) -> str:
         return f"{phase.input_size} px"
 
     def tiny(self, config: AnyConfig, ranks: int) -> Tiny:
-        """See :meth:`Task.tiny`: generated images of as many classes and channels."""
         facts = facts_of(config)
         phases, epochs = [], []
         batch = TINY_BATCH * config.accumulate
@@ -170,20 +166,15 @@ class ImageClassification(Task):
         if config.normalise is not None:
             crop |= {"mean": tuple(config.normalise.mean), "std": tuple(config.normalise.std)}
         boxes = phase.augmentation and Augmentation(**crop, **phase.augmentation.model_dump())
+        stored, test_stored = (
+            Preprocessing(each.payload, phase.kept_side) for each in (samples.training, samples.test)
+        )
         return Inputs(
-            Reading(
-                order,
-                boxes or CentreCrop(ratio=1.0, **crop),
-                Preprocessing(samples.training.payload, phase.kept_side),
-            ),
-            Reading(
-                test_order,
-                CentreCrop(ratio=phase.validation_crop, **crop),
-                Preprocessing(samples.test.payload, phase.kept_side),
-            ),
+            Reading(order, boxes or CentreCrop(ratio=1.0, **crop), stored),
+            Reading(test_order, CentreCrop(ratio=phase.validation_crop, **crop), test_stored),
         )
 
-    def make_model(self, config: AnyConfig, dataset: ImageDataset) -> KerasModel:
+    def make_model(self, config: AnyConfig, dataset: ImageDataset) -> Any:
         given = {"normalised": config.normalise is not None}
         arguments = dataset.channels, dataset.classes
         return make_model(config.model.name, IMAGES, arguments, config.model.options, given)
@@ -194,7 +185,7 @@ class ImageClassification(Task):
         shape = phase.batch_size, phase.input_size, phase.input_size, samples.dataset.channels
         return tf.TensorSpec(shape, input_dtype(samples.config)), tf.TensorSpec(shape[:1], tf.int64)
 
-    def losses(self, model: KerasModel, arrays: Sequence[Any], phase: ImagePhase) -> Any:
+    def losses(self, model: Any, arrays: Sequence[Any], phase: ImagePhase) -> Any:
         """See :meth:`Task.losses`: ``label_smoothing`` of each label's weight is shared by all classes."""
         import tensorflow as tf
 
@@ -207,7 +198,7 @@ class ImageClassification(Task):
         uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
         return (1 - smoothing) * exact + smoothing * uniform
 
-    def evaluation(self, model: KerasModel, samples: Samples) -> Evaluation:
+    def evaluation(self, model: Any, samples: Samples) -> Evaluation:
         forward = traced(lambda images: model(images, training=False))
         return Means(lambda batch: hits(np.asarray(forward(batch.images)), batch))
 

@@ -8,24 +8,14 @@ import numpy.typing as npt
 
 from commlib import Communicator
 from commlib.errors import shown
-from datacache import Batch, BatchSpec, Collation, Pools, Preprocessing, Streams, Windows
+from datacache import Batch, BatchSpec, Collation, Pools, Preprocessing, Streams, Windows, unpack_tokens
 from datacache.order import Flags, Ids, hashed
 from datacache.text_orders import Spans, TextOrder, Tokens
 from training.config.records import AnyConfig
 from training.datasets import TextDataset
 from training.datasets.vocabulary import MASK, SPECIAL
 from training.models import MASKED_TOKENS, NEXT_TOKENS
-from training.tasks.task import (
-    Evaluation,
-    Inputs,
-    KerasModel,
-    Means,
-    Metric,
-    Reading,
-    Samples,
-    Tested,
-    traced,
-)
+from training.tasks.task import Evaluation, Inputs, Means, Metric, Reading, Samples, Tested, traced
 from training.tasks.text import (
     Arrays,
     Labels,
@@ -33,9 +23,7 @@ from training.tasks.text import (
     WindowPhase,
     WindowTask,
     cross_entropies,
-    line_tokens,
     perplexity_of,
-    rows_of,
     weights_of,
 )
 
@@ -61,6 +49,7 @@ class LanguageModel(WindowTask):
             raise ValueError(f"streams: expected true or false, got {streams!r}")
         self.streams = streams
         self.accumulates = not streams
+        self.rows = "streams" if streams else "windows"
 
     def check(self, config: AnyConfig) -> None:
         super().check(config)
@@ -74,15 +63,12 @@ class LanguageModel(WindowTask):
                 expected = f"the {first} streams of the first phase"
                 raise ValueError(f"phases[{number}].batch_size: expected {expected}, got {phase.batch_size}")
 
-    def describe_batch(self, phase: WindowPhase) -> str:
-        return f"{phase.batch_size} {'streams' if self.streams else 'windows'}"
-
     def inputs(self, phase: WindowPhase, samples: Samples) -> Inputs:
         orders: tuple[TextOrder, TextOrder]
         if self.streams:
-            length, test = phase.sequence_length, line_tokens(samples.test)
+            length, test = phase.sequence_length, samples.test.more["tokens"]
             rows, test_rows = phase.batch_size * samples.ranks, min(TEST_STREAMS, int(test.sum()) - 1)
-            training = Streams(line_tokens(samples.training), length, rows)
+            training = Streams(samples.training.more["tokens"], length, rows)
             orders = training, Streams(test, length, max(1, test_rows))
         else:
             orders = self.windows(phase, samples, ahead=1)
@@ -91,16 +77,14 @@ class LanguageModel(WindowTask):
     def size(self, batch: Batch) -> int:
         return int(np.count_nonzero(batch.arrays[2]))
 
-    def make_model(self, config: AnyConfig, dataset: TextDataset) -> KerasModel:
+    def make_model(self, config: AnyConfig, dataset: TextDataset) -> Any:
         import tensorflow as tf
 
         model = super().make_model(config, dataset)
         if self.streams != hasattr(model, "zero_state"):
             carries = "carries no state" if self.streams else "carries its state from batch to batch"
-            raise ValueError(
-                f"task.streams: expected {str(not self.streams).lower()}, {config.model.name} {carries}, "
-                f"got {str(self.streams).lower()}"
-            )
+            expected, got = ("false", "true") if self.streams else ("true", "false")
+            raise ValueError(f"task.streams: expected {expected}, {config.model.name} {carries}, got {got}")
         if self.streams:
             state = model.zero_state(config.phases[0].batch_size)
             self.carried = [tf.Variable(state, trainable=False, name="carried_state")]
@@ -113,7 +97,7 @@ class LanguageModel(WindowTask):
         rows = phase.batch_size if self.streams else None
         return [tf.TensorSpec((rows, *spec.shape[1:]), spec.dtype) for spec in super().specs(phase, samples)]
 
-    def losses(self, model: KerasModel, arrays: Sequence[Any], phase: WindowPhase) -> Any:
+    def losses(self, model: Any, arrays: Sequence[Any], phase: WindowPhase) -> Any:
         import tensorflow as tf
 
         tokens, targets, weights = arrays
@@ -124,7 +108,7 @@ class LanguageModel(WindowTask):
             logits = model(tokens, training=True)
         return tf.reduce_sum(weights * cross_entropies(targets, logits), axis=1)
 
-    def evaluation(self, model: KerasModel, samples: Samples) -> Evaluation:
+    def evaluation(self, model: Any, samples: Samples) -> Evaluation:
         return Perplexity(model, streams=self.streams)
 
 
@@ -136,8 +120,8 @@ class NextTokens(Collation):
 
     def arrays(self, samples: Payloads, labels: Labels, spec: BatchSpec, pools: Pools) -> Arrays:
         """See :class:`Collation`: int32, int32 and float32, ``(rows, length)``."""
-        rows = rows_of(self._order, samples, spec)
         spans = self._order.spans(spec.epoch, spec.step, spec.rank, spec.world_size)
+        rows = self._order.rows(spans, spec.ids, [unpack_tokens(sample)[0] for sample in samples])
         counts = np.arange(self._order.length) < (spans.stops - spans.starts)[:, np.newaxis]
         weights = weights_of(counts, self._order.size(spec.epoch, spec.step), spec.world_size)
         return np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:]), weights
@@ -149,7 +133,7 @@ class Perplexity(Evaluation):
     ``streams``: whether the model's state is carried from one batch to the next.
     """
 
-    def __init__(self, model: KerasModel, *, streams: bool) -> None:
+    def __init__(self, model: Any, *, streams: bool) -> None:
         def forward(tokens: Any, targets: Any, *state: Any) -> tuple[Any, ...]:
             found = model([tokens, *state] if streams else tokens, training=False)
             logits, *after = found if streams else [found]
@@ -206,13 +190,13 @@ class MaskedLanguageModel(WindowTask):
         """See :meth:`Task.size`: all tokens, not only those that are hidden."""
         return int(np.count_nonzero(batch.arrays[1]))
 
-    def losses(self, model: KerasModel, arrays: Sequence[Any], phase: WindowPhase) -> Any:
+    def losses(self, model: Any, arrays: Sequence[Any], phase: WindowPhase) -> Any:
         import tensorflow as tf
 
         hidden, tokens, weights = arrays
         return tf.reduce_sum(weights * cross_entropies(tokens, model(hidden, training=True)), axis=1)
 
-    def evaluation(self, model: KerasModel, samples: Samples) -> Evaluation:
+    def evaluation(self, model: Any, samples: Samples) -> Evaluation:
         import tensorflow as tf
 
         def forward(hidden: Any, tokens: Any) -> tuple[Any, Any]:
@@ -241,8 +225,8 @@ class MaskedTokens(Collation):
 
     def arrays(self, samples: Payloads, labels: Labels, spec: BatchSpec, pools: Pools) -> Arrays:
         """See :class:`Collation`: int32, int32 and float32, ``(rows, length)``."""
-        tokens = rows_of(self._order, samples, spec)
         spans = self._order.spans(spec.epoch, spec.step, spec.rank, spec.world_size)
+        tokens = self._order.rows(spans, spec.ids, [unpack_tokens(sample)[0] for sample in samples])
         chosen, positions = self._chosen(spans, spec)
         every = self._order.spans(spec.epoch, spec.step, 0, 1)
         total = int(self._chosen(every, spec)[0].sum())
@@ -259,8 +243,7 @@ class MaskedTokens(Collation):
         """Return what the model sees in place of each token, if the token is chosen."""
         drawn = _drawn(positions, _CHANGED, spec)
         others = SPECIAL + (_drawn(positions, _REPLACED, spec) * (self._size - SPECIAL)).astype(np.int32)
-        changed = np.where(drawn < MASKED, MASK, np.where(drawn < MASKED + KEPT, tokens, others))
-        return changed.astype(np.int32)
+        return np.select([drawn < MASKED, drawn < MASKED + KEPT], [np.int32(MASK), tokens], others)
 
 
 def _drawn(positions: Ids, use: int, spec: BatchSpec) -> npt.NDArray[np.float64]:

@@ -6,7 +6,7 @@ The loop knows no task by name. docs/own_parts.md shows how to write one.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,6 @@ from datacache import Batch, BatchOrder, Collation, Manifest, Preprocessing
 from training.config.records import AnyConfig, DatasetRecord, Phase
 from training.datasets import Dataset
 from training.models import Signature, make_model
-
-KerasModel: TypeAlias = Any  # tasks are read without Keras
 
 
 @dataclass(frozen=True)
@@ -160,6 +158,8 @@ class Task(ABC):
     """How it calls the builders of its models; arguments are attributes of the data set."""
     unit: ClassVar[str] = "samples"
     """What throughput counts."""
+    rows: str = "samples"
+    """What a phase's ``batch_size``, if it has this key, counts."""
     metrics: ClassVar[Mapping[str, Metric]]
     """By name; the best checkpoint is the best by the first one, unless the target names another."""
     takes: ClassVar[frozenset[str]] = frozenset()
@@ -177,13 +177,22 @@ class Task(ABC):
     def check(self, config: AnyConfig) -> None:  # noqa: B027 - most tasks have nothing to check
         """Raise a ``ValueError`` of one line, ``key: …``, for keys that do not go together."""
 
+    def check_accumulate(self, config: AnyConfig) -> None:
+        """Raise a ``ValueError`` of one line unless ``accumulate`` divides the batches of all phases."""
+        for number, phase in enumerate(config.phases):
+            if phase.batch_size % config.accumulate:
+                raise ValueError(
+                    f"accumulate: expected a divisor of phases[{number}].batch_size = {phase.batch_size}, "
+                    f"got {config.accumulate}"
+                )
+
     @abstractmethod
     def describe(self, phase: Any) -> str:
         """Return the size of a phase's inputs as lines of progress show it, such as ``28 px``."""
 
     def describe_batch(self, phase: Any) -> str:
         """Return the size of a batch of one rank; by default there is a key ``batch_size``."""
-        return f"{phase.batch_size} samples"
+        return f"{phase.batch_size} {self.rows}"
 
     def tiny(self, config: AnyConfig, ranks: int) -> Tiny:
         """Return what a dry run trains on, by default the data set and phases as they are.
@@ -221,13 +230,10 @@ class Task(ABC):
         return int(batch.counts.sum())
 
     def identity(self, dataset: Any) -> str:
-        """Return what the weights depend on besides the model, such as a vocabulary's fingerprint.
-
-        A checkpoint with another identity is refused.
-        """
+        """Return what weights belong to, such as a vocabulary: a checkpoint with another one is refused."""
         return ""
 
-    def make_model(self, config: AnyConfig, dataset: Any) -> KerasModel:
+    def make_model(self, config: AnyConfig, dataset: Any) -> Any:
         """Return a new model; ``ValueError`` of one line if it is invalid."""
         arguments = [getattr(dataset, name) for name in self.signature.arguments]
         return make_model(config.model.name, self.signature, arguments, config.model.options)
@@ -237,22 +243,12 @@ class Task(ABC):
         """Return a ``tf.TensorSpec`` for each array of a rank's batch; dimensions may be ``None``."""
 
     @abstractmethod
-    def losses(self, model: KerasModel, arrays: Sequence[Any], phase: Any) -> Any:
+    def losses(self, model: Any, arrays: Sequence[Any], phase: Any) -> Any:
         """Return the loss of each row of a batch. Ranks minimize the mean of their means.
 
         Traced without AutoGraph: a condition on a tensor is ``keras.ops.cond``.
         """
 
     @abstractmethod
-    def evaluation(self, model: KerasModel, samples: Samples) -> Evaluation:
+    def evaluation(self, model: Any, samples: Samples) -> Evaluation:
         """Return what tests the model."""
-
-
-def check_accumulate(config: AnyConfig) -> None:
-    """Raise a ``ValueError`` of one line unless ``accumulate`` divides the batches of all phases."""
-    for number, phase in enumerate(config.phases):
-        if phase.batch_size % config.accumulate:
-            raise ValueError(
-                f"accumulate: expected a divisor of phases[{number}].batch_size = {phase.batch_size}, "
-                f"got {config.accumulate}"
-            )

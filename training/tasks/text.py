@@ -1,4 +1,4 @@
-"""What the tasks of text share: windows, weights of tokens, padding, generated text for dry runs."""
+"""What the tasks of text share: windows, weights of tokens, padding; and text classification."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,23 +7,23 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from datacache import BatchSpec, Manifest, Windows, unpack_tokens
-from datacache.text_orders import TextOrder, Tokens
+from datacache import BatchSpec, Collation, EvaluationOrder, Order, Pools, Preprocessing, unpack_tokens
+from datacache.text_orders import Tokens, Windows
 from training.config import records
-from training.config.parts import imported
 from training.config.records import AnyConfig, DatasetRecord
-from training.config.schema import Count
-from training.datasets import TextDataset
+from training.config.schema import Count, imported
+from training.datasets import LabelledTextDataset, TextDataset
 from training.datasets.vocabulary import PAD
-from training.models import MODELS
-from training.tasks.task import Samples, Task, Tiny
+from training.models import MODELS, TEXT_CLASSES
+from training.tasks.image_classification import hits
+from training.tasks.task import Evaluation, Inputs, Means, Metric, Reading, Samples, Task, Tiny, traced
 
 Payloads: TypeAlias = Sequence[npt.NDArray[np.uint8]]
 Labels: TypeAlias = npt.NDArray[np.int64]
 Arrays: TypeAlias = tuple[npt.NDArray[Any], ...]
 
 LARGEST_EXPONENT = 700.0  # e to this is nearly the largest float
-TEST_WINDOWS = 32  # of one rank in a step
+TEST_WINDOWS, TEST_TEXTS = 32, 64  # of one rank in a step
 # Of a dry run:
 TINY_BATCH = 2  # rows in a step of one rank, and for each part of `accumulate`
 TINY_LENGTH = 8  # tokens
@@ -84,15 +84,12 @@ class WindowTask(TextTask):
 
     Phase = WindowPhase
     dataset = TextDataset
+    rows = "windows"
 
     def describe(self, phase: WindowPhase) -> str:
         return f"{phase.sequence_length} tokens"
 
-    def describe_batch(self, phase: WindowPhase) -> str:
-        return f"{phase.batch_size} windows"
-
     def tiny(self, config: AnyConfig, ranks: int) -> Tiny:
-        """See :meth:`Task.tiny`: short windows of generated text."""
         batch = TINY_BATCH * config.accumulate
         lines = batch * ranks * TINY_LENGTH
         small = [
@@ -105,10 +102,11 @@ class WindowTask(TextTask):
     def windows(self, phase: WindowPhase, samples: Samples, ahead: int) -> tuple[Windows, Windows]:
         """Return the windows to train on and to test; ``ahead``: tokens after a window that it needs."""
         config, length, ranks = samples.config, phase.sequence_length, samples.ranks
-        tokens, rows = line_tokens(samples.training), phase.batch_size * ranks
+        tokens, test_tokens = samples.training.more["tokens"], samples.test.more["tokens"]
+        rows, parts = phase.batch_size * ranks, config.accumulate
         return (
-            Windows(tokens, length, rows, config.seed, ahead=ahead, multiple=config.accumulate),
-            Windows(line_tokens(samples.test), length, TEST_WINDOWS * ranks, seed=0, ahead=ahead),
+            Windows(tokens, length, rows, config.seed, ahead=ahead, multiple=parts),
+            Windows(test_tokens, length, TEST_WINDOWS * ranks, seed=0, ahead=ahead),
         )
 
     def specs(self, phase: WindowPhase, samples: Samples) -> Sequence[Any]:
@@ -119,22 +117,74 @@ class WindowTask(TextTask):
         return [tf.TensorSpec(shape, dtype) for dtype in (tf.int32, tf.int32, tf.float32)]
 
 
+class TextPhase(records.Phase):
+    """A phase that reads whole texts."""
+
+    batch_size: Count
+    """Texts in a step of one rank."""
+
+
+class TextClassification(TextTask):
+    """Texts with one label each: the cross-entropy of a model's logits ``(batch, classes)``."""
+
+    Phase = TextPhase
+    dataset = LabelledTextDataset
+    signature = TEXT_CLASSES
+    unit = rows = "texts"
+    metrics = {"accuracy": Metric("test accuracy", "higher", share=True)}
+
+    check_samples = Task.check_samples
+
+    def check(self, config: AnyConfig) -> None:
+        self.check_accumulate(config)
+
+    def describe(self, phase: TextPhase) -> str:
+        return "whole texts"
+
+    def tiny(self, config: AnyConfig, ranks: int) -> Tiny:
+        dataset, batch = config.make_dataset(), TINY_BATCH * config.accumulate
+        options = {"kind": "labelled", "classes": dataset.classes}
+        options |= {"samples": batch * ranks, "test_samples": ranks}
+        small = [{"batch_size": batch} for _ in config.phases]
+        return self.generated(config, dataset, ranks, small, **options)
+
+    def inputs(self, phase: TextPhase, samples: Samples) -> Inputs:
+        texts, preprocessing = Texts(), Preprocessing("text")
+        training = Order(len(samples.training), 1, phase.batch_size * samples.ranks, samples.config.seed)
+        test = EvaluationOrder(len(samples.test), TEST_TEXTS, samples.ranks)
+        return Inputs(Reading(training, texts, preprocessing), Reading(test, texts, preprocessing))
+
+    def specs(self, phase: TextPhase, samples: Samples) -> Sequence[Any]:
+        import tensorflow as tf
+
+        rows = phase.batch_size
+        return [tf.TensorSpec((rows, None), tf.int32), tf.TensorSpec((rows,), tf.int64)]
+
+    def losses(self, model: Any, arrays: Sequence[Any], phase: TextPhase) -> Any:
+        tokens, labels = arrays
+        return cross_entropies(labels, model(tokens, training=True))
+
+    def evaluation(self, model: Any, samples: Samples) -> Evaluation:
+        forward = traced(lambda tokens: model(tokens, training=False))
+        return Means(lambda batch: {"accuracy": hits(np.asarray(forward(batch.arrays[0])), batch)["top1"]})
+
+
+class Texts(Collation):
+    """The tokens of texts, ``(texts, tokens of the longest)``, and their labels."""
+
+    def arrays(self, samples: Payloads, labels: Labels, spec: BatchSpec, pools: Pools) -> Arrays:
+        """See :class:`Collation`: int32 and int64."""
+        return padded([unpack_tokens(sample)[0] for sample in samples]), labels
+
+
+# ----------------------------------------------------------------------------------------- parts
+
+
 def longest_of(config: AnyConfig) -> int | None:
     """Return the tokens of the longest sequence that a built-in model takes, ``None`` without a limit."""
     builder: Any = imported(MODELS, "model", config.model.name)
     options = builder.checked(config.model.options) if hasattr(builder, "checked") else None
     return getattr(options, "longest", None)
-
-
-def line_tokens(manifest: Manifest) -> npt.NDArray[np.int64]:
-    """Return the number of tokens of each line."""
-    return manifest.more["tokens"]
-
-
-def rows_of(order: TextOrder, samples: Payloads, spec: BatchSpec) -> Tokens:
-    """Return the tokens of a rank's rows."""
-    spans = order.spans(spec.epoch, spec.step, spec.rank, spec.world_size)
-    return order.rows(spans, spec.ids, [unpack_tokens(sample)[0] for sample in samples])
 
 
 def weights_of(counts: npt.NDArray[np.bool_], total: int, world_size: int) -> npt.NDArray[np.float32]:

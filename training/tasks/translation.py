@@ -17,7 +17,7 @@ from training.config.schema import Count, is_number, is_whole
 from training.datasets import ParallelTextDataset
 from training.datasets.vocabulary import END, PAD, START
 from training.models import TRANSLATIONS
-from training.tasks.task import Evaluation, Inputs, KerasModel, Metric, Reading, Samples, Tested, Tiny, traced
+from training.tasks.task import Evaluation, Inputs, Metric, Reading, Samples, Tested, Tiny, traced
 from training.tasks.text import (
     Arrays,
     Labels,
@@ -87,7 +87,6 @@ class Translation(TextTask):
         return f"{phase.tokens:,} tokens"
 
     def tiny(self, config: AnyConfig, ranks: int) -> Tiny:
-        """See :meth:`Task.tiny`: generated pairs."""
         length = min(TINY_WORDS + 1, *(phase.sequence_length for phase in config.phases))
         sentences = TINY_SENTENCES * config.accumulate
         small = [{"tokens": sentences * length, "sequence_length": length} for _ in config.phases]
@@ -104,7 +103,6 @@ class Translation(TextTask):
             )
 
     def notes(self, samples: Samples) -> Iterable[str]:
-        """See :meth:`Task.notes`: how many sentences are left out."""
         for number, phase in enumerate(samples.config.phases, 1):
             if left_out := _training_order(phase, samples).left_out:
                 yield (
@@ -122,10 +120,9 @@ class Translation(TextTask):
         )
 
     def size(self, batch: Batch) -> int:
-        """See :meth:`Task.size`: tokens of targets."""
         return int(np.count_nonzero(batch.arrays[2]))
 
-    def make_model(self, config: AnyConfig, dataset: ParallelTextDataset) -> KerasModel:
+    def make_model(self, config: AnyConfig, dataset: ParallelTextDataset) -> Any:
         model = super().make_model(config, dataset)
         if missing := [each for each in SEARCHED if not hasattr(model, each)]:
             raise ValueError(
@@ -140,7 +137,7 @@ class Translation(TextTask):
 
         return [tf.TensorSpec((None, None), dtype) for dtype in (tf.int32, tf.int32, tf.float32)]
 
-    def losses(self, model: KerasModel, arrays: Sequence[Any], phase: TranslationPhase) -> Any:
+    def losses(self, model: Any, arrays: Sequence[Any], phase: TranslationPhase) -> Any:
         """See :meth:`Task.losses`: the weighted sum over the tokens of each target."""
         import tensorflow as tf
 
@@ -152,7 +149,7 @@ class Translation(TextTask):
             losses = (1 - smoothing) * losses + smoothing * uniform
         return tf.reduce_sum(weights * losses, axis=1)
 
-    def evaluation(self, model: KerasModel, samples: Samples) -> Evaluation:
+    def evaluation(self, model: Any, samples: Samples) -> Evaluation:
         return TranslationTest(model, samples, self.beams, self.length_penalty)
 
 
@@ -178,7 +175,7 @@ class TranslationTest(Evaluation):
     BLEU is sacrebleu's of detokenized text, with sacrebleu's tokens (13a) and case.
     """
 
-    def __init__(self, model: KerasModel, samples: Samples, beams: int, length_penalty: float) -> None:
+    def __init__(self, model: Any, samples: Samples, beams: int, length_penalty: float) -> None:
         from training.models.decoding import Decoder
 
         def forward(sources: Any, targets: Any) -> Any:
@@ -201,19 +198,18 @@ class TranslationTest(Evaluation):
         pairs = self._samples.dataset.test.texts(self._samples.test, np.arange(len(self._samples.test)))
         found = [translations[sample] for sample in range(len(pairs))]
         values = {"bleu": bleu(found, [target for _, target in pairs]), "perplexity": perplexity_of(mean)}
-        chosen = range(0, len(pairs), math.ceil(len(pairs) / EXAMPLES))
         examples = [
-            {"source": pairs[each][0], "translation": found[each], "reference": pairs[each][1]}
-            for each in chosen
+            {"source": source, "translation": translation, "reference": reference}
+            for (source, reference), translation in zip(pairs, found, strict=True)
         ]
-        return Tested(values, len(pairs), examples)
+        return Tested(values, len(pairs), examples[:: math.ceil(len(pairs) / EXAMPLES)])
 
     def _translations(self, sources: npt.NDArray[np.int32], batch: Batch) -> dict[int, str]:
         """Return the translation of each sample of a batch that counts, by its id."""
         found = self._decoder(np.where(batch.counts[:, None], sources, PAD))[batch.counts]
         decode = self._samples.dataset.vocabulary.decode
-        ids = batch.ids[batch.counts].tolist()
-        return {sample: decode(tokens) for sample, tokens in zip(ids, found.tolist(), strict=True)}
+        pairs = zip(batch.ids[batch.counts].tolist(), found.tolist(), strict=True)
+        return {sample: decode(tokens) for sample, tokens in pairs}
 
 
 def bleu(translations: Sequence[str], references: Sequence[str]) -> float:
