@@ -285,7 +285,11 @@ def _product(left: Float32, right: Float32, out: Float32) -> Float32:
 
 @compiled
 def _multiply(left: Float32, right: Float32, out: Float32) -> None:
+    ranks, columns = right.shape
     for row in range(len(left)):
-        out[row] = left[row, 0] * right[0]
-        for each in range(1, len(right)):
-            out[row] += left[row, each] * right[each]
+        for column in range(columns):
+            out[row, column] = left[row, 0] * right[0, column]
+        for each in range(1, ranks):
+            factor = left[row, each]
+            for column in range(columns):
+                out[row, column] += factor * right[each, column]

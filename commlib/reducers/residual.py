@@ -74,6 +74,8 @@ class ResidualReducer(Reducer):
         hierarchical: bool = False,
     ) -> None:
         super().__init__(topology, size)
+        if self.needs_entries and self.arrays is not np:
+            raise InvalidArgument(f"reducer: {type(self).__name__} takes arrays in host memory, got a GPU's")
         self.options = ResidualOptions(density, decay, hierarchical)
         self.kernels = kernels_of(self.arrays)
         # Final sums travel without loss: no rank could keep the rounding errors.
@@ -130,7 +132,7 @@ class ResidualReducer(Reducer):
         has to be in ``_spare``, the next residual if this step counts. Where some rank's vector is not
         finite, the sum on all of them has to hold a NaN, at any index. The caller overwrites its values.
         With ``needs_entries`` it is not called on ranks without a shard, which uneven nodes have; such an
-        algorithm calls ``wait_for_comparison`` before it exchanges anything.
+        algorithm calls ``wait_for_comparison``, before messages whose lengths could differ.
         """
 
     def accumulate(self, collected: Float32) -> Float32:

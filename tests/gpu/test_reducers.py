@@ -69,3 +69,13 @@ def test_a_wrong_dtype_is_refused_on_a_gpu(dtype):
         return reducer.steps
 
     assert GPURanks(2).run(body) == [0, 0]
+
+
+@pytest.mark.parametrize("name", ["exdyna", "spardl", "arctopk", "powersgd"])
+def test_a_reducer_without_kernels_for_gpus_is_refused(name):
+    def body(comm):
+        with pytest.raises(InvalidArgument, match=r"^reducer: \w+ takes arrays in host memory, got a GPU's$"):
+            make_reducer(name, Topology(comm), size=10)
+        return True
+
+    assert GPURanks(2).run(body) == [True, True]
