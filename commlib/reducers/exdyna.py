@@ -34,13 +34,16 @@ UNEVEN = 1.05  # a partition with so many times the mean of what was found gives
 LEAST_SHARE = 4  # no partition gets smaller than the mean divided by this
 SCALE = 1.005  # of the threshold, where more or fewer entries than ``TOLERANCE`` times k were found
 TOLERANCE = 1.1
-DRIFT = 2  # beyond so many times k, the threshold is found anew
+DRIFT = 1.5  # beyond so many times k, the threshold is found anew
+MOST = 2  # times k entries are sent
+PIECE = 1 << 14  # entries, which stay in a cache
+SAMPLES = 64  # of the magnitudes in each partition, from which a threshold is found
 HEADER_BYTES = 16  # of a message of indices, at most
 SMALLEST = np.finfo(np.float32).tiny  # zeros are never selected
 
 
 def _most(step: Step) -> int:
-    return min(step.size, DRIFT * step.k)
+    return min(step.size, MOST * step.k)
 
 
 def _traffic(step: Step, rank: int) -> LinkBytes:
@@ -103,11 +106,12 @@ class ExDyna(ResidualReducer):
     no two ranks select the same entry. Indices are all-gathered, the values of all ranks at all of them are
     all-reduced, and all ranks clear those in their residuals: ``3·k·(P − 1)/P`` words.
 
-    The threshold is scaled by a half percent a step towards ``k`` entries; where the number is beyond a
-    factor of two, the ranks take the mean of their partitions' exact ones (the published code starts from a
-    constant, and takes hundreds of steps). Where more than ``2k`` entries reach it, each partition keeps its
-    share of them. With ``balance``, partitions move blocks to their neighbours until all hold as many entries
-    (MiCRO does not). ``indices``: the index codec; values are added up on their way, and travel as float32.
+    The threshold is scaled by a half percent a step towards ``k`` entries; where the number is off by more
+    than a half, the ranks find it from samples of their partitions' magnitudes (the published code starts
+    from a constant, and takes hundreds of steps). Where more than ``2k`` entries reach it, each partition
+    keeps its share of them. With ``balance``, partitions move blocks to their neighbours until all hold as
+    many entries (MiCRO does not). ``indices``: the index codec; values are added up on their way, and travel
+    as float32.
     """
 
     cost = Cost(_traffic, _seconds, _work, is_exact=False, applied=lambda step: step.k, most=_most)
@@ -145,7 +149,7 @@ class ExDyna(ResidualReducer):
             finite, found = comm.allgather_ints([is_valid, selected.nnz]).T
         if not finite.all():
             return non_finite(self.length, self.arrays), selected.nnz
-        kept, limit = found, DRIFT * self.k
+        kept, limit = found, MOST * self.k
         if found.sum() > limit:
             kept = np.diff(found.cumsum() * limit // found.sum(), prepend=0)
             selected = selected.top_k(int(kept[comm.rank]))
@@ -182,20 +186,29 @@ class ExDyna(ResidualReducer):
             if TOLERANCE * total < self.k or total > TOLERANCE * self.k:
                 before *= np.float32(SCALE if total > self.k else 1 / SCALE)
             return max(before, SMALLEST)
-        exact = np.float32(0)
+        magnitudes, counts = np.zeros(SAMPLES, np.float32), np.zeros(SAMPLES, np.int64)
         if is_valid and len(own):
-            largest = self._selector.select(own, -(-self.k // self.comm.size))
-            exact = np.abs(largest.values).min()
-        everyone = self.comm.allgather_ints([int(np.float32(exact).view(np.uint32))])[:, 0]
-        return max(np.float32(everyone.astype(np.uint32).view(np.float32).astype(float).mean()), SMALLEST)
+            largest = -np.sort(-np.abs(self._selector.select(own, self.k).values))
+            counts[...] = np.geomspace(1, len(largest), SAMPLES)  # entries that reach each sample
+            magnitudes[...] = largest[counts - 1]
+        own_samples = [*magnitudes.view(np.uint32).tolist(), *np.diff(counts, prepend=0).tolist()]
+        bits, weights = np.split(self.comm.allgather_ints(own_samples), 2, axis=1)
+        sampled = bits.astype(np.uint32).view(np.float32).ravel()
+        order = np.argsort(-sampled, kind="stable")
+        place = np.searchsorted(weights.ravel()[order].cumsum(), self.k)
+        return np.maximum(sampled[order[min(int(place), len(order) - 1)]], SMALLEST)
 
     def _reaching(self, own: Float32, threshold: np.float32) -> SparseVector:
-        """Return the entries of a partition that reach the threshold."""
+        """Return the entries of a partition that reach the threshold, found piece by piece."""
         with self.measure("select"):
-            magnitudes = np.abs(own, out=self.workspace.get("magnitudes", len(own)))
-            reaches = self.workspace.get("reaches", len(own), np.bool_)
-            places = np.flatnonzero(np.greater_equal(magnitudes, threshold, out=reaches))
-            return SparseVector.trusted(len(own), places.astype(index_dtype(len(own))), own[places])
+            starts = range(0, len(own), PIECE)
+            pieces = [np.flatnonzero(np.abs(own[start : start + PIECE]) >= threshold) for start in starts]
+            dtype = index_dtype(len(own))
+            places = [
+                piece.astype(dtype) + dtype.type(start) for start, piece in zip(starts, pieces, strict=True)
+            ]
+            found = np.concatenate([np.empty(0, dtype), *places])
+            return SparseVector.trusted(len(own), found, own[found])
 
     def _union(self, selected: SparseVector, ranks: Integers, edges: Integers) -> Index:
         """Return the indices that all ranks have selected, in order; ``ranks`` of the partitions."""
