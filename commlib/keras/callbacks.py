@@ -319,10 +319,11 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc] 
 
     def _save_model(self) -> None:
         optimizer = optimizer_of(self.model)
+        # Before Keras, which fails where another rank makes the folder at the same time.
+        self._residual_path.parent.mkdir(parents=True, exist_ok=True)
         if optimizer.ranks.rank == 0:
             super()._save_model()
         assert optimizer.gradients is not None
-        self._residual_path.parent.mkdir(parents=True, exist_ok=True)
         aside = self._residual_path.with_suffix(".new")
         with aside.open("wb") as file:
             residual = optimizer.gradients.exchange.residual
