@@ -206,21 +206,17 @@ OF_THE_RECORDS = (
 )
 
 
+def _is_recorded(candidate: tuner.Candidate) -> bool:
+    return candidate.reducer in OF_THE_RECORDS and candidate.options == "{}"
+
+
 def picks() -> list[Pick]:
     """Return the picks for all cells in which a run measured both codecs: the last such run."""
     last = {cell: run for cell, run in runs() if len({wire for _, wire in run if wire}) > 1}
     result = []
     for cell, run in sorted(last.items(), key=lambda each: each[0]):
-        case = tuner.Case(cell.nodes, cell.size, cell.density)
-        expected = tuner.expect(cell.profile, case)
-        possible = [each for each in tuner.tried(cell.profile, case) or expected if each.options == "{}"]
-        pick = min(
-            (each for each in possible if each.reducer in OF_THE_RECORDS), key=lambda each: expected[each]
-        )
-        spread = tuner.spread_of(cell.profile, case, {pick, tuner.DENSE})
-        if expected[pick] > (1 - max(tuner.LEAST_GAIN, spread)) * expected[tuner.DENSE]:
-            pick = tuner.DENSE
-        picked = (pick.reducer, pick.wire)
+        choice = tuner.choose(cell.profile, cell.nodes, cell.size, cell.density, among=_is_recorded)
+        picked = (choice.reducer, choice.options.get("wire"))
         best = min(run, key=lambda each: run[each])
         result.append(Pick(cell, _named(*picked), _named(*best), run.get(picked), run[best]))
     return result

@@ -331,6 +331,12 @@ class Step:
             return self.whole.rest_of_comparison(self.whole.scatter + seconds)
         return self.on_slowest_link(max(0.0, self.world.allgather_ints(1) - seconds))
 
+    def after_comparison(self, seconds: float) -> LinkSeconds:
+        """Return the seconds of an exchange of all ranks that begins when the settings are compared."""
+        intra, inter = self.on_slowest_link(seconds)
+        compared_intra, compared_inter = self.rest_of_comparison(0.0)
+        return intra + compared_intra, inter + compared_inter
+
     def on_slowest_link(self, seconds: float) -> LinkSeconds:
         """Return the seconds of an exchange of all ranks, which the slowest link dictates."""
         return (0.0, seconds) if self.world.nodes > 1 else (seconds, 0.0)
@@ -377,6 +383,11 @@ def union(ranks: int, k: float, size: float) -> float:
     75.0
     """
     return size * (1 - (1 - k / size) ** ranks) if size else 0.0
+
+
+def whole_size(step: Step) -> int:
+    """Return the size of the step: entries of a sum that is dense."""
+    return step.size
 
 
 def _of_all(step: Step) -> float:

@@ -11,7 +11,7 @@ from commlib.reducers.mean import MeanBuffer
 from commlib.reducers.report import Outcome
 from commlib.topology import LinkBytes, Topology
 from commlib.transport.base import Ring
-from commlib.vectors import VALUE_BYTES, Float32, is_finite, partition
+from commlib.vectors import Float32, is_finite, partition
 
 
 def _traffic(step: Step, rank: int) -> LinkBytes:
@@ -21,9 +21,7 @@ def _traffic(step: Step, rank: int) -> LinkBytes:
 
 def _seconds(step: Step) -> LinkSeconds:
     """``2·(P − 1)·(α + d/P·β)``, the ring (gTop-k, equation 5), at the pace of its slowest link."""
-    hops = 2 * (step.world.size - 1)
-    part = VALUE_BYTES * step.size / step.world.size
-    return step.on_slowest_link(hops * step.world.slowest.seconds(part))
+    return step.on_slowest_link(step.ring_allreduce(step.size))
 
 
 def _work(step: Step) -> Work:

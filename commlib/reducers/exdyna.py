@@ -59,9 +59,7 @@ def _seconds(step: Step) -> LinkSeconds:
     """``3·k·(P − 1)/P`` words in the rounds of an all-gather and an all-reduce."""
     indices = _codec(step.options["indices"]).message_bytes(round(step.k), step.size) / step.world.size
     seconds = step.world.allgather_ints(2) + step.world.ring(indices) + step.ring_allreduce(step.k)
-    intra, inter = step.on_slowest_link(seconds)
-    compared_intra, compared_inter = step.rest_of_comparison(0.0)
-    return intra + compared_intra, inter + compared_inter
+    return step.after_comparison(seconds)
 
 
 def _work(step: Step) -> Work:
@@ -153,11 +151,11 @@ class ExDyna(ResidualReducer):
         if found.sum() > limit:
             kept = np.diff(found.cumsum() * limit // found.sum(), prepend=0)
             selected = selected.top_k(int(kept[comm.rank]))
-        union = self._union(selected, np.argsort(of_ranks), edges)
+        ranks = np.argsort(of_ranks)  # of the partitions
+        union = self._union(selected, ranks, edges)
         total = self.all_reduce(accumulated[union])
         accumulated[union] = 0  # on every rank: what was applied has left all residuals
-        by_partition = found[np.argsort(of_ranks)]
-        self.state = ExDynaState(self.state.counted + 1, float(threshold), bounds, by_partition)
+        self.state = ExDynaState(self.state.counted + 1, float(threshold), bounds, found[ranks])
         return SparseVector.trusted(self.length, union, total), selected.nnz
 
     def _balanced(self) -> Integers:

@@ -54,9 +54,7 @@ def _seconds(step: Step) -> LinkSeconds:
     magnitudes = VALUE_BYTES * union(group.size, step.k, size) / group.size
     regions: float = 2 * group.allgather_ints(1) / step.options["repartition_every"]
     threshold: float = group.ring(magnitudes) / step.options["reevaluate_every"]
-    intra, inter = step.on_slowest_link(split + gather + regions + threshold)
-    compared_intra, compared_inter = step.rest_of_comparison(0.0)
-    return intra + compared_intra, inter + compared_inter
+    return step.after_comparison(split + gather + regions + threshold)
 
 
 def _work(step: Step) -> Work:

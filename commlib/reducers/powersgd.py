@@ -24,6 +24,7 @@ from commlib.cost import (
     doubling,
     doubling_bytes,
     ring_traffic,
+    whole_size,
 )
 from commlib.errors import InvalidArgument
 from commlib.reducers.messages import gather_doubling
@@ -109,19 +110,13 @@ def _seconds(step: Step) -> LinkSeconds:
     mean = LENGTH_BYTES + sum(_basis_bytes(plan, ranks, rank) for rank in range(ranks)) / ranks
     bases = sum(step.world.round(distance, count * mean) for distance, count in doubling(ranks))
     rings = step.ring_allreduce(plan.lefts[-1] + plan.dense) + step.ring_allreduce(plan.rights[-1])
-    intra, inter = step.on_slowest_link(rings + bases)
-    compared_intra, compared_inter = step.rest_of_comparison(0.0)
-    return intra + compared_intra, inter + compared_inter
+    return step.after_comparison(rings + bases)
 
 
 def _work(step: Step) -> Work:
     """Accumulate; two products and the reconstruction, ``r`` passes each."""
     passes = sum(3 * each.rank * each.rows * each.columns for each in _plan(step).matrices)
     return Work(add=step.size * (2 + step.decays) + passes)
-
-
-def _size(step: Step) -> int:
-    return step.size
 
 
 @dataclass(frozen=True)
@@ -153,7 +148,7 @@ class PowerSGD(ResidualReducer):
     matrix that is nearly square.
     """
 
-    cost = Cost(_traffic, _seconds, _work, is_exact=False, applied=_size, most=_size)
+    cost = Cost(_traffic, _seconds, _work, is_exact=False, applied=whole_size, most=whole_size)
     needs_entries = True
     options: PowerSGDOptions
     state: PowerSGDState
@@ -235,12 +230,13 @@ class PowerSGD(ResidualReducer):
         with self.measure(self.link):
             messages = gather_doubling(comm, range(comm.size), message, self.workspace)
         with self.measure("combine"):
-            products = []
-            for number, left in enumerate(lefts):
-                squares = [each.rank**2 for each in plan.matrices[number % comm.size : number : comm.size]]
-                bases = messages[number % comm.size].view(np.float32)[sum(squares) :]
-                basis = bases[: left.shape[1] ** 2].reshape(left.shape[1], -1)
-                products.append(_product(left, basis, self.arrays.empty(left.shape, np.float32)))
+            products = [np.empty_like(left) for left in lefts]
+            for rank, received in enumerate(messages):
+                bases, start = received.view(np.float32), 0
+                for left, product in zip(lefts[rank :: comm.size], products[rank :: comm.size], strict=True):
+                    width = left.shape[1]
+                    _product(left, bases[start : start + width**2].reshape(width, width), product)
+                    start += width**2
         return products
 
     def _reconstruct(self, lefts: list[Float32], rights: Float32, dense: Float32) -> Float32:

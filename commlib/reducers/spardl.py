@@ -80,9 +80,7 @@ def _seconds(step: Step) -> LinkSeconds:
     rounds += [(distance, blocks, final) for distance, blocks in doubling(members)]
     rounds += [(distance * members, blocks, final) for distance, blocks in doubling(step.options["teams"])]
     seconds = sum(step.world.round(each, blocks * (sent + LENGTH_BYTES)) for each, blocks, sent in rounds)
-    intra, inter = step.on_slowest_link(seconds)
-    compared_intra, compared_inter = step.rest_of_comparison(0.0)
-    return intra + compared_intra, inter + compared_inter
+    return step.after_comparison(seconds)
 
 
 def _work(step: Step) -> Work:
@@ -135,10 +133,8 @@ class SparDL(SparseReducer):
             raise InvalidArgument(f"teams: expected a divisor of the {self.comm.size} ranks, got {teams!r}")
         self.options = SparDLOptions(**asdict(self.options), teams=teams)
         self._members = self.comm.size // teams
-        self._first, self._own = (
-            self.comm.rank - self.comm.rank % self._members,
-            self.comm.rank % self._members,
-        )
+        self._own = self.comm.rank % self._members
+        self._first = self.comm.rank - self._own
         self._bounds = list(pairwise(partition(self.length, self._members).tolist()))
         self.state = SparDLState(-(-self._of_block // teams))
 

@@ -16,6 +16,7 @@ from commlib.cost import (
     other_messages_bytes,
     partition_lengths,
     union,
+    whole_size,
 )
 from commlib.errors import InvalidArgument, look_up
 from commlib.reducers.messages import gather_messages, message_buffer, swap_messages
@@ -77,10 +78,6 @@ def _dsar_work(step: Step) -> Work:
     """Select; add up ``k/P`` entries of every rank; the ranges travel dense, and are divided."""
     split = Work(entry=step.k, coded=step.k, add=2 * step.size)
     return step.selecting(step.size, step.k) + split + step.rounding(step.k)
-
-
-def _size(step: Step) -> int:
-    return step.size
 
 
 class SplitReducer(SelectingReducer):
@@ -157,7 +154,7 @@ class DSARSplit(SplitReducer):
     ``qsgd2`` are the low precision of SparCML's section 6. What it rounds away stays with the range's owner.
     """
 
-    cost = Cost(_dsar_traffic, _dsar_seconds, _dsar_work, is_exact=False, applied=_size, most=_size)
+    cost = Cost(_dsar_traffic, _dsar_seconds, _dsar_work, is_exact=False, applied=whole_size, most=whole_size)
     options: DSAROptions
 
     def __init__(self, topology: Topology, size: int, *, sums: str = "fp32", **options: Any) -> None:

@@ -1,6 +1,6 @@
 """Choose the fastest reducer, by the cost model and by measured steps (:mod:`commlib.tuning.tuner`)."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf, log
 from statistics import geometric_mean, median
@@ -101,15 +101,23 @@ def _why_not(name: str) -> str | None:
     return f"it needs {', '.join(required)}" if required else None
 
 
-def choose(profile: Profile, nodes: Sequence[Sequence[int]], size: int, density: float) -> Choice:
+def choose(
+    profile: Profile,
+    nodes: Sequence[Sequence[int]],
+    size: int,
+    density: float,
+    *,
+    among: Callable[[Candidate], bool] = lambda candidate: True,
+) -> Choice:
     """Return the reducer, and its wire codec, that is expected to be the fastest.
 
     It is ``dense`` where the fastest one gains less than ``LEAST_GAIN`` of its time, or less than the spread
-    of the measurements. On one node it is one that sends all, on one rank ``dense``.
+    of the measurements. On one node it is one that sends all, on one rank ``dense``. ``among``: which
+    candidates may be picked, besides ``dense``.
     """
     case = Case(nodes, size, check_density(density))
     seconds = expect(profile, case)
-    possible = [DENSE, *(tried(profile, case) or seconds)]
+    possible = [DENSE, *filter(among, tried(profile, case) or seconds)]
     if len(nodes) == 1:
         possible = [each for each in possible if not reducer_class(each.reducer).sparse]
     best = fastest = min(possible, key=lambda each: seconds[each])
