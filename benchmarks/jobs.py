@@ -162,9 +162,9 @@ class EmulatedCluster:
     def __init__(self, state: Path) -> None:
         self._command = [*EMULATED, "--state", str(state)]
 
-    def up(self, nodes: int, rate: str) -> None:
-        """Make it, or make it again where nodes or rate are others."""
-        result = self._call("up", "--nodes", str(nodes), f"--rate={rate}")
+    def up(self, nodes: int, rate: str, delay: float = 0.0) -> None:
+        """Make it, or make it again where nodes, rate or the delay in ms are others."""
+        result = self._call("up", "--nodes", str(nodes), f"--rate={rate}", f"--delay={delay:g}")
         if result.returncode != 0:
             raise Failed(error_line(result.stderr.splitlines()))
 

@@ -277,6 +277,7 @@ def test_a_second_run_is_refused_while_one_has_the_nodes(cluster, tmp_path):
         (["up", "--nodes=255"], "--nodes: expected 1 to 254, got 255"),
         (["run", "--timeout=0", "--", "true"], "--timeout: expected seconds above 0, got 0"),
         (["run", "--"], "run: expected a command: "),
+        (["up", "--delay", "-1"], "--delay: expected 0 to 1000 ms, got -1"),
         (["run", "--", "true"], "is not up: python -m benchmarks.emulated up"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -353,3 +354,12 @@ def test_tune_measures_the_nodes_and_launch_trains_on_them_with_what_auto_picks(
     assert re.search(r"phase 1: auto picks \w+.*: [\d.]+ ms measured a step", printed)
     assert "4 ranks on 2 nodes" in printed
     assert "test accuracy" in printed
+
+
+def test_a_delay_is_that_of_each_message(new):
+    result = new("up", "--nodes", "3", "--rate", "200mbit", "--delay", "30")
+    assert result.returncode == 0, tail(result)
+    assert result.stderr == "cluster: is up: 3 nodes at 200mbit, 30 ms\n"
+    connect = "import socket, time; start = time.monotonic(); socket.create_connection(('node3', 22));"
+    assert float(new.run(sys.executable, "-c", f"{connect} print(time.monotonic() - start)")) >= 0.06
+    assert new.run("ssh", "node2", "hostname") == "node2\n"

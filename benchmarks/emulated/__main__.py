@@ -32,28 +32,40 @@ PACKAGES = {
     **dict.fromkeys(["unshare", "nsenter"], "util-linux"),
     "mount": "mount",
 }
+LONGEST_DELAY = 1000.0  # ms
 FAILED, NOT_UP, TIMED_OUT = 2, 1, 124
 INTERRUPT_SECONDS = 5.0
 
 
-def up(cluster: Cluster, nodes: int, rate: str) -> int:
-    """Make the cluster, or mend it, or report that it is up."""
+def up(cluster: Cluster, nodes: int, rate: str, delay: float = 0.0) -> int:
+    """Make the cluster, or mend it, or report that it is up. ``delay``: of its links, in ms."""
     check_machine()
     if not 1 <= nodes <= len(ADDRESSES):
         raise Problem(f"--nodes: expected 1 to {len(ADDRESSES)}, got {nodes}")
+    if not 0 <= delay <= LONGEST_DELAY:
+        raise Problem(f"--delay: expected 0 to {LONGEST_DELAY:g} ms, got {delay:g}")
     addresses = {f"node{number}": address for number, address in enumerate(ADDRESSES[:nodes], start=1)}
-    wanted = {"rate": rate, "burst_bytes": burst_bytes(rate), "path": NODE_PATH, "addresses": addresses}
+    burst, bytes_per_second = burst_and_rate(rate)
+    wanted = {
+        "rate": rate,
+        "burst_bytes": burst,
+        "bytes_per_second": bytes_per_second,
+        "delay_seconds": delay / 1e3,
+        "path": NODE_PATH,
+        "addresses": addresses,
+    }
+    links = rate + f", {delay:g} ms" * (delay > 0)
     with alone(cluster.state):
         fault = cluster.fault(wanted)
         if fault is None:
-            print_note(f"is up already: {_counted(nodes)} at {rate}")
+            print_note(f"is up already: {_counted(nodes)} at {links}")
             return 0
         with cluster.in_use():  # no run uses it
             if fault:
                 print_note(f"{fault}: building it again")
             cluster.destroy()
         cluster.build(wanted)
-    print_note(f"is up: {_counted(nodes)} at {rate}")
+    print_note(f"is up: {_counted(nodes)} at {links}")
     return 0
 
 
@@ -110,8 +122,8 @@ def down(cluster: Cluster) -> int:
     return 0
 
 
-def burst_bytes(rate: str) -> int:
-    """Return how many bytes may pass at once: those of 0.25 ms at the rate, and some packets at least.
+def burst_and_rate(rate: str) -> tuple[int, int]:
+    """Return how many bytes may pass at once, those of 0.25 ms and some packets at least, and in a second.
 
     With more, small messages would run faster than the rate; with less, timers that are late would hold up
     large ones. ``tc`` itself reads the rate, in a namespace that ends with it. Where it takes one that it
@@ -124,7 +136,7 @@ def burst_bytes(rate: str) -> int:
     if not 0.9 * wanted < shown["burst"] < 1.1 * wanted:
         reason = (result.stderr.splitlines() or ["it takes that for another rate"])[0]
         raise Problem(f"--rate: expected a rate of tc, such as 1gbit or 200mbit, got {rate!r} (tc: {reason})")
-    return max(8_000, shown["rate"] // 4000)
+    return max(8_000, shown["rate"] // 4000), shown["rate"]
 
 
 def check_machine() -> None:
@@ -187,6 +199,7 @@ def _parser() -> argparse.ArgumentParser:
     making = commands.add_parser("up", help="make it, or mend it")
     making.add_argument("--nodes", type=int, default=4)
     making.add_argument("--rate", default="1gbit", help="of each link, as tc writes it (default 1gbit)")
+    making.add_argument("--delay", type=float, default=0.0, help="of each link, in ms (default 0)")
     running = commands.add_parser("run", help="run a command on node1; when it ends, all it started ends")
     running.add_argument("--timeout", type=float, metavar="SECONDS")
     running.add_argument("command", nargs=argparse.REMAINDER)
@@ -204,7 +217,7 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, _exit)
     try:
         if given.action == "up":
-            return up(cluster, given.nodes, given.rate)
+            return up(cluster, given.nodes, given.rate, given.delay)
         if given.action == "run":
             return run(cluster, given.command[given.command[:1] == ["--"] :], given.timeout)
         return {"status": status, "down": down}[given.action](cluster)

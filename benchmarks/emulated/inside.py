@@ -3,23 +3,41 @@
 usage: inside.py STATE switch|nodeN
 """
 
+import fcntl
+import heapq
 import json
 import os
 import pwd
+import select
 import shutil
+import signal
 import socket
+import struct
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x0002, 0x1000  # of linux/if_tun.h
+QUEUE_SECONDS = 0.05  # of a link; what does not fit is dropped
+DELAYED_FRAME = 32_000  # bytes: the switch handles one frame after the other
 
-def switch(state: Path, names: list[str]) -> None:
-    """Be the bridge between the nodes, and the first process of the namespace that theirs are below."""
+
+def switch(state: Path, settings: dict[str, Any]) -> None:
+    """Be the bridge between the nodes, and the first process of the namespace that theirs are below.
+
+    Where links have a delay, it passes frames on itself: few kernels have the queue (netem) that would.
+    """
+    names = list(settings["addresses"])
+    cards = [tap(name) for name in names] if settings["delay_seconds"] else []
     # /proc is still the machine's, and so is the number in it.
     (state / "switch.pid").write_text(os.readlink("/proc/self"))
-    call("ip", "link", "add", "switch", "type", "bridge")
-    call("ip", "link", "set", "switch", "addrgenmode", "none", "up")
+    if not cards:
+        call("ip", "link", "add", "switch", "type", "bridge")
+        call("ip", "link", "set", "switch", "addrgenmode", "none", "up")
     unshare = ["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork"]
     for name in names:
         with (state / f"{name}.log").open("w") as log:
@@ -27,8 +45,47 @@ def switch(state: Path, names: list[str]) -> None:
             subprocess.Popen(
                 [*unshare, sys.executable, __file__, str(state), name], stdin=subprocess.DEVNULL, stderr=log
             )
+    if cards:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a node that ends
+        forward(cards, settings["delay_seconds"], settings["bytes_per_second"])
     while True:
         os.wait()
+
+
+def tap(name: str) -> int:
+    """Return the end of a new network card whose frames this process reads and writes."""
+    card = os.open("/dev/net/tun", os.O_RDWR)
+    fcntl.ioctl(card, TUNSETIFF, struct.pack("16sH", name.encode(), IFF_TAP | IFF_NO_PI))
+    return card
+
+
+def forward(cards: Sequence[int], delay: float, bytes_per_second: float) -> None:
+    """Pass frames on to the card that they are addressed to, each ``delay`` seconds later.
+
+    A card takes in one frame after the other, at the rate of its link.
+    """
+    waiting: list[tuple[float, int, int, bytes]] = []  # when, in which order, to which card, what
+    order, card_of = count(), dict[bytes, int]()
+    free = dict.fromkeys(cards, 0.0)
+    while True:
+        patience = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
+        readable, _, _ = select.select(cards, [], [], patience)
+        now = time.monotonic()
+        for card in readable:
+            frame = os.read(card, 1 << 17)
+            card_of[frame[6:12]] = card
+            known = card_of.get(frame[:6])
+            for to in cards if known is None else [known]:  # to all: a question for an address
+                begin = max(now + delay, free[to])
+                if to != card and begin - now - delay <= QUEUE_SECONDS:
+                    free[to] = begin + len(frame) / bytes_per_second
+                    heapq.heappush(waiting, (free[to], next(order), to, frame))
+        while waiting and waiting[0][0] <= now:
+            _, _, to, frame = heapq.heappop(waiting)
+            try:
+                os.write(to, frame)
+            except OSError:  # of a node that is down
+                continue
 
 
 def node(state: Path, name: str, settings: dict[str, Any]) -> None:
@@ -44,13 +101,20 @@ def node(state: Path, name: str, settings: dict[str, Any]) -> None:
 def connect(name: str, settings: dict[str, Any], switch_network: str) -> None:
     """Make the link to the switch, shaped at both ends: what leaves the node, and what arrives."""
     burst = settings["burst_bytes"]
-    shape = f"root tbf rate {settings['rate']} burst {burst} latency 50ms".split()
-    # Segments that are cut into packets behind the shaper have to fit into the burst, headers and all.
-    card = f"addrgenmode none gso_max_size {min(65536, burst * 9 // 10)} up".split()
     at_switch = ["nsenter", f"--net={switch_network}"]
-    call("ip", "link", "add", "eth0", "type", "veth", "peer", "name", name, "netns", switch_network)
-    call(*at_switch, "tc", "qdisc", "add", "dev", name, *shape)
-    call(*at_switch, "ip", "link", "set", name, "master", "switch", *card)
+    if settings["delay_seconds"]:
+        burst = max(burst, 2 * DELAYED_FRAME)
+        card = f"addrgenmode none mtu {DELAYED_FRAME} up".split()
+        call(*at_switch, "ip", "link", "set", name, "netns", f"/proc/{os.readlink('/proc/self')}/ns/net")
+        call("ip", "link", "set", name, "name", "eth0")
+    else:
+        # Segments that are cut into packets behind the shaper have to fit into the burst, headers and all.
+        card = f"addrgenmode none gso_max_size {min(65536, burst * 9 // 10)} up".split()
+        call("ip", "link", "add", "eth0", "type", "veth", "peer", "name", name, "netns", switch_network)
+    shape = f"root tbf rate {settings['rate']} burst {burst} latency {QUEUE_SECONDS:g}s".split()
+    if not settings["delay_seconds"]:
+        call(*at_switch, "tc", "qdisc", "add", "dev", name, *shape)
+        call(*at_switch, "ip", "link", "set", name, "master", "switch", *card)
     call("tc", "qdisc", "add", "dev", "eth0", *shape)
     call("ip", "address", "add", f"{settings['addresses'][name]}/24", "dev", "eth0")
     call("ip", "link", "set", "eth0", *card)
@@ -125,7 +189,7 @@ def main(state: Path, name: str) -> None:
     """Be the switch or a node."""
     settings = json.loads((state / "settings.json").read_text())
     if name == "switch":
-        switch(state, list(settings["addresses"]))
+        switch(state, settings)
     else:
         node(state, name, settings)
 
