@@ -381,21 +381,29 @@ class BucketExchange(Exchange):
             reducer.load_state_dict(each)
 
 
+LEAST_HALF_BYTES = 1 << 20  # less is not worth another message
+
+
 def bucket_bounds(sizes: Sequence[int], most_bytes: int) -> list[int]:
     """Return the bounds, in entries, of the buckets of variables of ``sizes`` entries.
 
     Backpropagation yields the gradients of the last variables first, so buckets are filled from the end. A
-    bucket has at most ``most_bytes`` of float32 values, unless a single variable has more.
+    bucket has at most ``most_bytes`` of float32 values, unless a single variable has more, and at most half
+    of what is left, if that is 1 MiB or more: the last one, which nothing is left to hide, is small.
 
     >>> bucket_bounds([10, 20, 30, 5], most_bytes=4 * 40)
     [0, 30, 65]
+    >>> bucket_bounds([100_000] * 16, most_bytes=25 << 20)
+    [0, 400000, 800000, 1600000]
     """
     if most_bytes < 1:
         raise InvalidArgument(f"bucket_bytes: expected at least 1, got {most_bytes!r}")
     ends = np.cumsum([0, *sizes]).tolist()
     bounds = [ends[-1]]
     for low, variable_low in zip(ends[-2::-1], ends[-3::-1] + [0], strict=False):
-        if low < bounds[0] and VALUE_BYTES * (bounds[0] - variable_low) > most_bytes:
+        left = VALUE_BYTES * bounds[0]
+        most = min(most_bytes, left // 2 if left >= 2 * LEAST_HALF_BYTES else left)
+        if low < bounds[0] and VALUE_BYTES * (bounds[0] - variable_low) > most:
             bounds.insert(0, low)
     return bounds if bounds[0] == 0 else [0, *bounds]
 

@@ -109,3 +109,15 @@ def test_bounds_of_buckets_lie_between_variables_and_only_one_variable_is_too_lo
     for low, high in zip(bounds[1:-1], bounds[2:], strict=True):
         before = max(each for each in ends if each < low)
         assert 4 * (high - before) > most
+
+
+def test_a_bucket_has_at_most_half_of_what_is_left_while_that_is_a_mebibyte():
+    mebibyte = 1 << 18
+    bounds = bucket_bounds([mebibyte // 4] * 160, most_bytes=25 << 20)
+    assert [each / mebibyte for each in bounds] == [0, 1.25, 2.5, 5, 10, 20, 40]
+    assert bucket_bounds([mebibyte] * 200, most_bytes=25 << 20)[-3:] == [
+        150 * mebibyte,
+        175 * mebibyte,
+        200 * mebibyte,
+    ]
+    assert bucket_bounds([mebibyte // 4] * 7, most_bytes=25 << 20) == [0, 7 * mebibyte // 4]

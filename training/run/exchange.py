@@ -104,7 +104,7 @@ class PhaseExchange(Part):
                 why = f"accumulate is {self._config.accumulate}"
             when = f"when all of it is computed ({why})"
         most = f"{self._config.bucket_bytes / 2**20:.3g} MiB"
-        return [f"the gradient travels in {buckets} buckets of about {most}, {when}"]
+        return [f"the gradient travels in {buckets} buckets of at most {most}, {when}"]
 
     def close(self) -> None:
         """Free what reducers and local steps have made; all ranks call it together."""
