@@ -1,4 +1,4 @@
-"""LARS, LAMB, Adam and loss scaling for Keras. Only this file and ``pto/sharded.py`` import TensorFlow.
+"""LARS, LAMB, Muon, Adam and loss scaling for Keras. Only this file and ``pto/sharded.py`` import TensorFlow.
 
 >>> optimizer = LARS(learning_rate=2.0, weight_decay=5e-5)
 >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
@@ -20,8 +20,25 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from pto.comm import Comm
 from pto.errors import InvalidArgument
-from pto.rules import BIAS_AND_NORMALISATION, Adam, AdamW, Lamb, Lars, LossScaling, Rule, Sgd, State
+from pto.parallel import How, Parallel, parallel
+from pto.rules import (
+    BIAS_AND_NORMALISATION,
+    EMBEDDINGS_AND_LOGITS,
+    Adam,
+    AdamW,
+    Lamb,
+    Lars,
+    LossScaling,
+    Muon,
+    Rule,
+    Scale,
+    Sgd,
+    State,
+    is_expression,
+    newton_schulz,
+)
 
 Array = npt.NDArray[Any]
 Squares = npt.NDArray[np.float64]
@@ -60,12 +77,16 @@ class GivenSquares:
 
 @dataclass(frozen=True)
 class Part:
-    """The inputs of a step for one tensor, or a piece of one; ``adapted``: it has decay and a ratio."""
+    """The inputs of a step for one tensor, or a piece of one; ``adapted``: it has decay and a ratio.
+
+    ``matrix``: rows and columns of a tensor that Muon orthogonalises, which is whole.
+    """
 
     weight: Any
     gradient: Any
     state: State
     adapted: bool
+    matrix: tuple[int, int] | None = None
 
 
 def advance(
@@ -74,21 +95,32 @@ def advance(
     learning_rate: Any,
     iterations: Any,
     measure: Callable[[list[Any], list[Any]], Any],
+    orthogonalise: Callable[[list[Any]], list[Any]],
 ) -> list[tuple[Any, State]]:
     """Return the new weight and state of every part, in a step after ``iterations`` others.
 
     ``measure(weights, directions)`` returns the sums of squares, float64 ``(2, len(parts))``, of the tensors
-    that the parts belong to. It is called once, if the rule has ratios.
+    that the parts belong to. It is called once, if the rule has ratios. ``orthogonalise(matrices)`` returns
+    :func:`pto.rules.newton_schulz` of each matrix. It is called once for Muon, if there are any.
     """
     corrections = rule.corrections(tf.cast(iterations + 1, tf.float64), tf)
     directions, states = [], []
     for part in parts:
         own = tuple(tf.cast(value, part.weight.dtype) for value in corrections)
-        direction, state = rule.direction(
-            part.weight, part.gradient, part.state, own, adapted=part.adapted, xp=tf
-        )
+        if isinstance(rule, Muon) and part.matrix is not None:
+            direction, state = rule.momentum_of(part.gradient, part.state)
+        else:
+            direction, state = rule.direction(
+                part.weight, part.gradient, part.state, own, adapted=part.adapted, xp=tf
+            )
         directions.append(direction)
         states.append(state)
+    matrices = {number: part.matrix for number, part in enumerate(parts) if part.matrix is not None}
+    if isinstance(rule, Muon) and matrices:  # a rank's part of a sharded update may have none
+        found = orthogonalise([tf.reshape(directions[number], shape) for number, shape in matrices.items()])
+        for (number, shape), each in zip(matrices.items(), found, strict=True):
+            weight, adapted = parts[number].weight, parts[number].adapted
+            directions[number] = rule.along(tf.reshape(each, weight.shape), shape, weight, adapted=adapted)
     ratios = rule.ratio(measure([part.weight for part in parts], directions), tf) if rule.adapts else None
     updated = []
     for number, (part, direction, state) in enumerate(zip(parts, directions, states, strict=True)):
@@ -124,6 +156,23 @@ def adapted_variables(optimizer: "LayerWise", paths: Sequence[str]) -> list[bool
     return adapted
 
 
+def orthogonalised(matrices: Sequence[Any]) -> list[Any]:
+    """Return :func:`pto.rules.newton_schulz` of each matrix, computed by TensorFlow on this rank."""
+    return [newton_schulz(matrix, tf) for matrix in matrices]
+
+
+def matrices_of(rule: Rule, variables: Sequence[Any]) -> list[tuple[int, int] | None]:
+    """Return for each variable the rows and columns of the matrix that Muon takes it as, if it does."""
+    if not isinstance(rule, Muon):
+        return [None] * len(variables)
+    found = [rule.matrix(path_of(variable), tuple(variable.shape)) for variable in variables]
+    if not any(found):
+        of = f"{len(variables)} variables ({path_of(variables[0])}, …)" if variables else "no variables"
+        expected = "a matrix whose path does not match it, for Muon to orthogonalise"
+        raise InvalidArgument(f"adamw: expected {expected}; got {rule.adamw!r}, and none in {of}")
+    return found
+
+
 def path_of(variable: Any) -> str:
     """Return the path of a Keras variable, or the name of a TensorFlow variable."""
     return str(getattr(variable, "path", variable.name))
@@ -151,12 +200,8 @@ class LayerWise(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has 
         **options: Any,
     ) -> None:
         super().__init__(learning_rate, weight_decay=rule.weight_decay, **options)
-        try:
-            re.compile(exclude or "")
-        except re.error as error:
-            raise InvalidArgument(
-                f"exclude: expected a regular expression, got {exclude!r}: {error}"
-            ) from None
+        if not is_expression(exclude or ""):
+            raise InvalidArgument(f"exclude: expected a regular expression, got {exclude!r}")
         self.rule = rule
         self.exclude = exclude
         self.norms = norms
@@ -172,6 +217,7 @@ class LayerWise(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has 
         super().build(variables)
         self.slots = [self.add_optimizer_variables(variables, name) for name in self.rule.slots]
         self._adapted = adapted_variables(self, [path_of(variable) for variable in variables])
+        self._matrices = matrices_of(self.rule, variables)
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Raise: the argument ``exclude`` names the variables without weight decay and ratio."""
@@ -194,15 +240,20 @@ class LayerWise(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has 
                 tf.cast(tf.convert_to_tensor(gradient), variable.dtype),  # IndexedSlices become dense
                 tuple(tf.convert_to_tensor(slot[number]) for slot in self.slots),
                 self._adapted[number],
+                self._matrices[number],
             )
             for number, variable, gradient in given
         ]
         rule = rule_at(self.rule, self.momentum, trainable_variables[0].dtype)
-        updated = advance(rule, parts, learning_rate, self.iterations, self._squares)
+        given_to = self._squares, self._orthogonalised
+        updated = advance(rule, parts, learning_rate, self.iterations, *given_to)
         for (number, variable, _), (weight, state) in zip(given, updated, strict=True):
             self.assign(variable, weight)
             for slot, value in zip(self.slots, state, strict=True):
                 self.assign(slot[number], value)
+
+    def _orthogonalised(self, matrices: list[Any]) -> list[Any]:
+        return orthogonalised(matrices)
 
     def _squares(self, weights: list[Any], directions: list[Any]) -> Any:
         if self.norms is None:
@@ -344,6 +395,77 @@ class LAMB(LayerWise):
         moments = (beta_1, beta_2, epsilon, weight_decay)
         rule = Lamb(*moments, least_norm, largest_norm, freeze_variance=freeze_variance)
         super().__init__(rule, learning_rate, exclude=exclude, norms=norms, name=name, **options)
+
+
+@keras.saving.register_keras_serializable(package="cloudtrain")
+class MUON(LayerWise):
+    """Matrices along their orthogonalised momentum, the rest by AdamW (Jordan et al. 2024).
+
+    ``momentum``, ``nesterov``, ``scale``, ``adamw``, ``beta_1``, ``beta_2``, ``epsilon``, ``weight_decay``,
+    ``freeze_variance``: see :class:`pto.rules.Muon`; ``exclude`` (of decay) and ``options`` as in
+    :class:`LARS`. ``comm``: of ranks that all apply the same mean gradients. They orthogonalise in parts, as
+    :func:`pto.parallel` decides by ``newton_schulz``; how it does changes no bit. ``build`` and the steps are
+    collective then, and XLA cannot compile them. ``None``: this rank does it alone, in its graph. ``comm`` is
+    not saved.
+
+    ``keras.optimizers.Muon`` was another algorithm in each of Keras 3.10 to 3.15, gives convolutions to Adam,
+    and cannot share the work.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        scale: Scale = "rms",
+        adamw: str = EMBEDDINGS_AND_LOGITS,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-8,
+        weight_decay: float = 0.0,
+        exclude: str | None = BIAS_AND_NORMALISATION,
+        name: str = "muon",
+        freeze_variance: int | None = None,
+        comm: Comm | None = None,
+        newton_schulz: How = "auto",
+        **options: Any,
+    ) -> None:
+        moments = (beta_1, beta_2, epsilon, weight_decay)
+        rule = Muon(*moments, momentum, nesterov, scale, adamw, freeze_variance=freeze_variance)
+        super().__init__(rule, learning_rate, exclude=exclude, name=name, **options)
+        self.comm, self.newton_schulz = comm, newton_schulz
+        self.shared: Parallel | None = None
+
+    def build(self, variables: Sequence[Any]) -> None:
+        is_new = not self.built
+        super().build(variables)
+        if is_new and self.comm is not None and self.comm.size > 1:
+            pairs = zip(self._matrices, variables, strict=True)
+            zeros = [np.zeros(m, tf.as_dtype(v.dtype).as_numpy_dtype) for m, v in pairs if m is not None]
+            self.shared = parallel(
+                orthogonalisation,
+                zeros,
+                self.comm,
+                lambda matrix: matrix.size * min(matrix.shape),  # multiplications, within a factor of 1.5
+                how=self.newton_schulz,
+            )
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "newton_schulz": self.newton_schulz}
+
+    def _orthogonalised(self, matrices: list[Any]) -> list[Any]:
+        if self.shared is None:
+            return super()._orthogonalised(matrices)
+        shared, dtypes = self.shared, [matrix.dtype for matrix in matrices]
+        found = tf.numpy_function(lambda *given: shared(given), matrices, dtypes, stateful=True)
+        # For one matrix it returns the tensor and not a list.
+        pairs = zip(tf.nest.flatten(found), matrices, strict=True)
+        return [tf.ensure_shape(each, matrix.shape) for each, matrix in pairs]
+
+
+def orthogonalisation(matrix: Array) -> Array:
+    """Return the matrix orthogonalised, from and to memory of the host."""
+    return np.asarray(newton_schulz(tf.constant(matrix), tf))
 
 
 class LossScale:

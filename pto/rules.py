@@ -1,4 +1,4 @@
-"""Update rules as pure functions of arrays: SGD, Adam, LARS (You et al. 2017) and LAMB (You et al. 2020).
+"""Update rules as pure functions of arrays: SGD, Adam, LARS (You et al. 2017), LAMB (2020), Muon.
 
 A step has three stages: the norms of all tensors are computed at once, between the first and the last::
 
@@ -9,22 +9,37 @@ A step has three stages: the norms of all tensors are computed at once, between 
 Arrays are of NumPy or TensorFlow; ``xp`` is their module. Arguments are not modified.
 """
 
+import math
+import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from pto.errors import InvalidArgument
 
 BIAS_AND_NORMALISATION = r"(^|/)(bias|gamma|beta)$"
 """Matches the paths that Keras gives to biases and to the weights of normalisations."""
 
+EMBEDDINGS_AND_LOGITS = r"(^|/)(embeddings$|logits/)"
+"""Matches the paths of Keras' embeddings, and of the layers that make the logits in our models."""
+
 Array = Any
 State = tuple[Array, ...]
+Scale: TypeAlias = Literal["rms", "spectral"]
 
 
-def _check(name: str, value: float, expected: str, holds: bool) -> None:
+def _check(name: str, value: object, expected: str, holds: bool) -> None:
     if not holds:
         raise InvalidArgument(f"{name}: expected {expected}, got {value}")
+
+
+def is_expression(value: Any) -> bool:
+    """Return whether a value is a regular expression, as text."""
+    try:
+        return isinstance(value, str) and re.compile(value) is not None
+    except re.error:
+        return False
 
 
 def _ratio_or_one(numerator: Array, denominator: Array, is_one: Array, xp: Any) -> Array:
@@ -197,9 +212,11 @@ class AdamW(Adam):
         self, weight: Array, gradient: Array, state: State, corrections: State, *, adapted: bool, xp: Any
     ) -> tuple[Array, State]:
         direction, state = self._direction(gradient, state, corrections, xp)
-        if adapted and self.weight_decay:
-            direction = direction + self.weight_decay * weight
-        return direction, state
+        return self.decayed(direction, weight, adapted=adapted), state
+
+    def decayed(self, direction: Array, weight: Array, *, adapted: bool) -> Array:
+        """Return the direction with the decay of the weights in it."""
+        return direction + self.weight_decay * weight if adapted and self.weight_decay else direction
 
 
 @dataclass(frozen=True)
@@ -228,6 +245,74 @@ class Lamb(AdamW):
         if self.largest_norm is not None:
             weight = xp.minimum(weight, self.largest_norm)
         return _ratio_or_one(weight, direction, (weight == 0) | (direction == 0), xp)
+
+
+NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315  # Jordan's: steepest at 0, so that small singular values grow fast
+NEWTON_SCHULZ_STEPS = 5
+
+
+def newton_schulz(matrix: Array, xp: Any) -> Array:
+    """Return a matrix of the same singular vectors whose singular values are about 1, from 0.7 to 1.2.
+
+    Singular values below a thousandth of the matrix's norm are left smaller. ``matrix``: float
+    ``(rows, columns)``; a NaN in it makes all entries NaN. Jordan et al. 2024: ``X ← aX + (bA + cA²)X`` with
+    ``A = XXᵀ``, from ``X = M/‖M‖``.
+    """
+    a, b, c = NEWTON_SCHULZ
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    x = xp.transpose(matrix) if is_tall else matrix  # XXᵀ is of the shorter side
+    x = x / (xp.linalg.norm(x) + 1e-7)
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        square = x @ xp.transpose(x)
+        x = a * x + (b * square + c * (square @ square)) @ x
+    return xp.transpose(x) if is_tall else x
+
+
+@dataclass(frozen=True)
+class Muon(AdamW):
+    """``w -= rate·(scale·O(u) + weight_decay·w)`` for matrices, AdamW for all other tensors.
+
+    ``O`` is :func:`newton_schulz`; ``v = momentum·v + g``; ``u = g + momentum·v`` (Nesterov), or ``v``. The
+    slot ``mean`` of a matrix holds ``v``, its slot ``square`` stays 0. Jordan et al. 2024; the decay and the
+    scale ``rms`` are of Liu et al. 2025 (Moonlight), section 2.2.
+
+    ``scale``: "rms" is ``0.2·√max(rows, columns)``: the entries of an update have the mean square of AdamW's,
+    whose learning rate and decay fit; "spectral" is ``√max(1, columns/rows)`` (Jordan; Keras' columns are the
+    outputs of a layer, PyTorch's are the inputs). ``adamw``: see :meth:`matrix`.
+    """
+
+    momentum: float = 0.95
+    nesterov: bool = True
+    scale: Scale = "rms"
+    adamw: str = EMBEDDINGS_AND_LOGITS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check("momentum", self.momentum, "0 or more, below 1", 0 <= self.momentum < 1)
+        _check("scale", self.scale, "rms or spectral", self.scale in ("rms", "spectral"))
+        _check("adamw", repr(self.adamw), "a regular expression", is_expression(self.adamw))
+
+    def matrix(self, path: str, shape: Sequence[int]) -> tuple[int, int] | None:
+        """Return rows and columns of a tensor that is a matrix, ``None`` for one that AdamW updates.
+
+        The last dimension is the columns, all before it are the rows: a kernel ``(h, w, inputs, outputs)`` is
+        of ``h·w·inputs`` rows. Both are 2 or more; ``path`` does not match the regular expression ``adamw``.
+        """
+        if len(shape) < 2 or re.search(self.adamw, path):
+            return None
+        rows, columns = math.prod(shape[:-1]), shape[-1]
+        return (rows, columns) if min(rows, columns) > 1 else None
+
+    def momentum_of(self, gradient: Array, state: State) -> tuple[Array, State]:
+        """Return what is orthogonalised of a matrix, and its new state."""
+        velocity = self.momentum * state[0] + gradient
+        return gradient + self.momentum * velocity if self.nesterov else velocity, (velocity, state[1])
+
+    def along(self, orthogonal: Array, matrix: tuple[int, int], weight: Array, *, adapted: bool) -> Array:
+        """Return the direction of a matrix's step, from its orthogonalised momentum, in any shape."""
+        rows, columns = matrix
+        scale = 0.2 * math.sqrt(max(matrix)) if self.scale == "rms" else math.sqrt(max(1, columns / rows))
+        return self.decayed(scale * orthogonal, weight, adapted=adapted)
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,19 @@ import tensorflow as tf
 
 from pto.comm import Comm, agree_on
 from pto.errors import InvalidArgument
-from pto.keras import CHANGE_GRADIENTS, LayerWise, Part, adapted_variables, advance, path_of, rule_at
+from pto.keras import (
+    CHANGE_GRADIENTS,
+    LayerWise,
+    Part,
+    adapted_variables,
+    advance,
+    matrices_of,
+    orthogonalised,
+    path_of,
+    rule_at,
+)
 from pto.norms import SumsExchange, sum_of_squares
-from pto.partition import Piece, by_slices
+from pto.partition import Partition, Piece, by_slices, by_tensor
 from pto.rules import Rule, Sgd
 
 Array = npt.NDArray[Any]
@@ -35,20 +45,25 @@ ITERATIONS = "iterations"
 
 
 class Shards:
-    """Equal slices of the concatenation of tensors of ``sizes`` entries, one a rank, in the order of ranks.
+    """The parts of tensors that each rank of ``comm`` has, and what ranks exchange of them.
 
-    ``own``: the pieces of tensors of this rank's slice, in their order; none if there are fewer entries than
-    ranks. All ranks call each method together.
+    ``own``: this rank's pieces of tensors, in their order; there may be none. All ranks call each method
+    together.
     """
 
-    def __init__(self, sizes: Sequence[int], comm: Comm) -> None:
-        self.sizes = tuple(sizes)
-        partition = by_slices(sizes, comm.size)
+    def __init__(self, partition: Partition, comm: Comm) -> None:
+        self.sizes = partition.sizes
         self.own: tuple[Piece, ...] = partition.pieces[comm.rank]
         self._comm = comm
         self._sums = SumsExchange(partition, comm, lists=2)
         lengths = [sum(piece.high - piece.low for piece in own) for own in partition.pieces]
-        self._slice_ends, self._tensor_ends = np.cumsum(lengths), np.cumsum(self.sizes)
+        self._part_ends = np.cumsum(lengths)
+        # In the order of the ranks, the pieces of a tensor follow each other.
+        order = list(dict.fromkeys(piece.tensor for own in partition.pieces for piece in own))
+        ends = np.cumsum([self.sizes[tensor] for tensor in order])
+        self._places = [slice(0, 0)] * len(self.sizes)
+        for tensor, end in zip(order, ends, strict=True):
+            self._places[tensor] = slice(int(end) - self.sizes[tensor], int(end))
 
     def squares(self, weights: Sequence[Array], directions: Sequence[Array]) -> Float64:
         """Return the sums of squares of the whole tensors, float64 ``(2, tensors)``, on every rank.
@@ -64,12 +79,12 @@ class Shards:
         One all-gather.
         """
         flat = np.empty(sum(self.sizes), np.float32)
-        parts = np.split(flat, self._slice_ends[:-1])
+        parts = np.split(flat, self._part_ends[:-1])
         if own:
             np.concatenate(own, out=parts[self._comm.rank])
         if self._comm.size > 1:
             self._comm.allgather(parts[self._comm.rank], parts)
-        return np.split(flat, self._tensor_ends[:-1])
+        return [flat[place] for place in self._places]
 
 
 def rule_of(optimizer: Any) -> Rule:
@@ -97,11 +112,13 @@ def restore(optimizer: Any, variables: Sequence[Any], state: State) -> None:
 
 
 class ShardedUpdate:
-    """Applies the rule of ``optimizer`` to this rank's slice of the weights, then gathers the weights.
+    """Applies the rule of ``optimizer`` to this rank's part of the weights, then gathers the weights.
+
+    A part is an equal slice of all weights; for Muon, which needs whole matrices, tensors of equal work.
 
     ``optimizer``: an SGD of Keras, or one of :mod:`pto.keras`, not built, so that it has no slots of its own.
-    Its learning rate (or schedule) is used, and its iterations are counted. Each rank stores ``1/P`` of the
-    slots, and the weights are bitwise the same on all ranks after each step. A step makes one all-gather of
+    Its learning rate (or schedule) is used, and its iterations are counted. Each rank stores the slots of its
+    part, and the weights are bitwise the same on all ranks after each step. A step makes one all-gather of
     the weights, and before it, for LARS and LAMB, one of 16 bytes for each tensor or piece of one. All ranks
     call ``build``, ``apply``, ``full_state`` and ``load_full_state`` together, and skip a step together.
     """
@@ -129,7 +146,13 @@ class ShardedUpdate:
         shapes = [str(tuple(variable.shape)) for variable in variables]
         agree_on(self._comm, "variables", dict(zip(paths, shapes, strict=True)))
         self._variables = list(variables)
-        self._shards = Shards([int(np.prod(variable.shape)) for variable in variables], self._comm)
+        sizes = [int(np.prod(variable.shape)) for variable in variables]
+        self._matrices = matrices_of(self.rule, variables)
+        if any(self._matrices):
+            work = [size * min(each or (1,)) for size, each in zip(sizes, self._matrices, strict=True)]
+            self._shards = Shards(by_tensor(sizes, self._comm.size, work), self._comm)
+        else:
+            self._shards = Shards(by_slices(sizes, self._comm.size), self._comm)
         is_ours = isinstance(self.optimizer, LayerWise)
         self._adapted = adapted_variables(self.optimizer, paths) if is_ours else [False] * len(paths)
         own = [piece.high - piece.low for piece in self._shards.own]
@@ -171,11 +194,12 @@ class ShardedUpdate:
                 _cut(gradients[piece.tensor], piece),
                 tuple(tf.convert_to_tensor(slots[number]) for slots in self._slots),
                 self._adapted[piece.tensor],
+                self._matrices[piece.tensor],
             )
             for number, piece in enumerate(self._shards.own)
         ]
         rule = rule_at(self.rule, self.momentum, tf.float32)
-        updated = advance(rule, parts, self.learning_rate, self.iterations, self._squares)
+        updated = advance(rule, parts, self.learning_rate, self.iterations, self._squares, orthogonalised)
         for number, (_, state) in enumerate(updated):
             for slots, value in zip(self._slots, state, strict=True):
                 slots[number].assign(value)

@@ -1,4 +1,4 @@
-"""LARS, LAMB, Adam and SGD in float64, a tensor at a time: written from the papers, apart from pto."""
+"""LARS, LAMB, Muon, Adam and SGD in float64, a tensor at a time: written from the papers, apart from pto."""
 
 import math
 from dataclasses import dataclass, field
@@ -97,6 +97,34 @@ class Adam:
         second = second / (1 - self.beta_2 ** min(self.step, self.freeze_variance))
         update = first / (np.sqrt(second) + self.epsilon)
         return weight - rate * (update + decay if self.is_apart else update)
+
+
+@dataclass
+class Muon(Adam):
+    """Jordan's Muon of one tensor with Moonlight's decay; AdamW of one that is no matrix, or ``by_adamw``."""
+
+    is_apart: bool = True
+    momentum: float = 0.95
+    nesterov: bool = True
+    scale: str = "rms"
+    by_adamw: bool = False
+    buffer: np.ndarray | float = 0.0
+
+    def moved(self, weight, gradient, rate):
+        columns = weight.shape[-1] if weight.ndim > 1 else 1
+        rows = weight.size // columns
+        if self.by_adamw or rows == 1 or columns == 1:
+            return super().moved(weight, gradient, rate)
+        self.buffer = self.momentum * self.buffer + gradient
+        update = gradient + self.momentum * self.buffer if self.nesterov else self.buffer
+        x = update.reshape(rows, columns)
+        x = (x if rows <= columns else x.T) / (norm(x) + 1e-7)
+        for _ in range(5):
+            x = 3.4445 * x - 4.7750 * (x @ x.T) @ x + 2.0315 * np.linalg.matrix_power(x @ x.T, 2) @ x
+        x = x if rows <= columns else x.T
+        factor = 0.2 * max(rows, columns) ** 0.5 if self.scale == "rms" else max(1, columns / rows) ** 0.5
+        decay = 0.0 if self.excluded else self.weight_decay * weight
+        return weight - rate * (factor * x.reshape(weight.shape) + decay)
 
 
 SHAPES = [(), (1,), (7,), (3, 4), (2, 3, 5), (3, 3, 4, 2)]

@@ -1,4 +1,4 @@
-"""LARS, LAMB and the loss scale as Keras sees them, on one process and on simulated ranks."""
+"""LARS, LAMB, Muon and the loss scale as Keras sees them, on one process and on simulated ranks."""
 
 import re
 import warnings
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from commlib.transport import simulated
 from pto.errors import InvalidArgument
-from pto.keras import ADAM, ADAMW, LAMB, LARS, GivenSquares, LossScale
+from pto.keras import ADAM, ADAMW, LAMB, LARS, MUON, GivenSquares, LossScale
 from pto.norms import Norms
 from pto.rules import LossScaling
 from tests.extent import more
@@ -101,6 +101,119 @@ def test_adam_is_the_reference_over_100_steps(is_apart, more):
         optimizer.rule,
         optimizer.get_config(),
     )
+
+
+MATRICES = {  # paths, shapes, rows and columns of those that are matrices
+    "tall/kernel": ((17, 5), (17, 5)),
+    "wide/kernel": ((3, 40), (3, 40)),
+    "conv/kernel": ((3, 3, 4, 6), (36, 6)),
+    "depthwise/kernel": ((3, 3, 4, 1), None),  # of one column
+    "norm/bias": ((7,), None),
+    "scale": ((), None),
+    "tokens/embeddings": ((11, 4), None),
+    "logits/kernel": ((6, 5), None),
+}
+
+
+def named_variables(weights):
+    """Variables with the paths of MATRICES."""
+    variables = []
+    for path, weight in zip(MATRICES, weights, strict=True):
+        scope, _, name = path.rpartition("/")
+        with keras.name_scope(scope or "of"):
+            variables.append(keras.Variable(weight, dtype="float32", name=name))
+    return variables
+
+
+def of_muon(steps):
+    return reference.weights_and_gradients(steps, shapes=[shape for shape, _ in MATRICES.values()])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"weight_decay": 0.1}, {"scale": "spectral", "nesterov": False, "momentum": 0.8, "beta_2": 0.95}],
+    ids=["rms", "spectral"],
+)
+def test_muon_is_the_reference_over_20_steps(options):
+    weights, gradients = of_muon(20)
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([9], [0.02, 0.005])
+    optimizer, variables = MUON(schedule, exclude="bias|wide", **options), named_variables(weights)
+    optimizer.build(variables)
+    apply = tf.function(lambda step: optimizer.apply(step, variables))
+    rules = [
+        reference.Muon(**options, by_adamw=matrix is None, excluded=path in ("norm/bias", "wide/kernel"))
+        for path, (_, matrix) in MATRICES.items()
+    ]
+    expected = [weight.astype(float) for weight in weights]
+    for number, step in enumerate(gradients):
+        apply([tf.constant(gradient) for gradient in step])
+        rate = 0.02 if number < 10 else 0.005
+        expected = [
+            rule.moved(weight, gradient.astype(float), rate)
+            for rule, weight, gradient in zip(rules, expected, step, strict=True)
+        ]
+    for variable, of_reference, start in zip(variables, expected, weights, strict=True):
+        moved = np.abs(of_reference - start).max()
+        assert moved > 0.01
+        # Five steps multiply what float32 rounds off of a small singular value by up to 3.4445⁵ = 485.
+        np.testing.assert_allclose(variable.numpy(), of_reference, rtol=0, atol=1e-4 * moved)
+
+
+def test_muon_makes_the_singular_values_about_one_and_keeps_the_vectors():
+    gradient = np.float32(np.random.default_rng(1).standard_normal((12, 5)))
+    optimizer = MUON(1.0, scale="spectral")
+    update = -one(np.zeros((12, 5)), gradient, optimizer)
+    left, values, right = np.linalg.svd(gradient, full_matrices=False)
+    along = left.T @ update @ right.T
+    assert ((np.diag(along) > 0.65) & (np.diag(along) < 1.25)).all()
+    np.testing.assert_allclose(along, np.diag(np.diag(along)), atol=1e-4)  # as above
+    assert one(np.ones((4, 4)), np.zeros((4, 4)), MUON(1.0)).tolist() == np.ones((4, 4)).tolist()
+    assert np.isnan(one([[3, 4], [5, 6]], [[1, np.nan], [0, 0]], MUON(0.5))).all()
+
+
+@pytest.mark.parametrize("how", ["parts", "local", *more("auto")])
+def test_matrices_orthogonalised_in_parts_have_the_same_bits_on_all_ranks(how):
+    weights, gradients = of_muon(3)
+    entries = sum(rows * columns for _, matrix in MATRICES.values() if matrix for rows, columns in [matrix])
+
+    def body(comm, how=how):
+        optimizer, variables = MUON(0.02, comm=comm, newton_schulz=how), named_variables(weights)
+        optimizer.build(variables)
+        apply = tf.function(lambda step: optimizer.apply(step, variables))
+        before = comm.sent_bytes.sum()
+        for step in gradients:
+            apply([tf.constant(gradient) for gradient in step])
+        sent = int(comm.sent_bytes.sum() - before)
+        return [variable.numpy() for variable in variables], sent, optimizer.shared.choice.in_parts
+
+    results = simulated.run(body, 3)
+    alone = MUON(0.02)
+    variables = named_variables(weights)
+    alone.build(variables)
+    for step in gradients:
+        alone.apply([tf.constant(gradient) for gradient in step])
+    local = simulated.run(lambda comm: body(comm, "local"), 3)[0][0]
+    for of_rank, _, in_parts in results:
+        assert same(of_rank, local)
+        assert in_parts == (how == "parts")  # the clock of simulated ranks does not count computing
+        for weight, variable in zip(of_rank, variables, strict=True):
+            np.testing.assert_allclose(weight, variable.numpy(), rtol=0, atol=1e-5)
+    # Round a ring, every matrix is sent by two ranks, in each of three steps.
+    assert sum(sent for _, sent, _ in results) == (3 * 2 * 4 * entries if how == "parts" else 0)
+
+
+def test_muon_refuses_what_it_cannot_do():
+    with pytest.raises(
+        InvalidArgument,
+        match=re.escape(
+            "adamw: expected a matrix whose path does not match it, for Muon to orthogonalise; got"
+        ),
+    ):
+        MUON().build([keras.Variable([1.0], name="bias"), keras.Variable(np.ones((3, 2)), name="embeddings")])
+    with pytest.raises(InvalidArgument, match="how: expected one of auto, parts, local, got"):
+        simulated.run(
+            lambda comm: MUON(comm=comm, newton_schulz="all").build(named_variables(of_muon(0)[0])), 2
+        )
 
 
 @pytest.mark.parametrize("norms", [None, Norms([2], None)], ids=["in-graph", "norms"])
@@ -206,6 +319,7 @@ def digits(make, seed=0):
 
 
 FITTING = {
+    "muon": lambda **options: MUON(0.01, weight_decay=1e-2, adamw="dense_1", **options),
     "lars": lambda **options: LARS(0.1, trust=0.1, weight_decay=1e-4, **options),
     "lamb": lambda **options: LAMB(0.02, weight_decay=1e-4, **options),
 }

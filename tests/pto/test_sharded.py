@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from commlib.transport import simulated
 from pto.errors import InvalidArgument, RanksDisagree
-from pto.keras import ADAM, ADAMW, LAMB, LARS
+from pto.keras import ADAM, ADAMW, LAMB, LARS, MUON
 from pto.sharded import ShardedUpdate, restore, state_of
 from tests.extent import more
 from tests.pto import reference
@@ -27,7 +27,10 @@ WITH_NORMS = {
     "lars-nesterov": lambda: LARS(0.5, 0.8, True, 0.1, 0.02, exclude=None),
     "lamb": lambda: LAMB(0.01, weight_decay=0.01, least_norm=0.1, exclude=reference.EXCLUDED),
 }
-ALL = {**WITHOUT_NORMS, **WITH_NORMS}
+BY_TENSOR = {
+    "muon": lambda: MUON(0.01, weight_decay=0.01, exclude=reference.EXCLUDED, adamw="dense"),
+}
+ALL = {**WITHOUT_NORMS, **WITH_NORMS, **BY_TENSOR}
 SIZES = [int(np.prod(shape)) for shape in reference.SHAPES]
 
 
@@ -90,7 +93,7 @@ def test_norms_of_pieces_give_the_weights_of_whole_norms_bitwise_equal_on_all_ra
 
 
 @pytest.mark.world_sizes(3)
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", {**WITHOUT_NORMS, **WITH_NORMS})
 def test_a_rank_holds_its_share_of_the_bytes_of_the_slots(name, ranks):
     weights, _ = reference.weights_and_gradients(0)
 
@@ -103,6 +106,25 @@ def test_a_rank_holds_its_share_of_the_bytes_of_the_slots(name, ranks):
     slots = sum(variable.numpy().nbytes for variable in optimizer.variables[2:])  # after iterations and rate
     assert sum(shares) == slots
     assert max(shares) - min(shares) <= slots // sum(SIZES)  # slices differ by one entry at most
+
+
+@pytest.mark.world_sizes(3)
+def test_a_rank_orthogonalises_and_holds_whole_matrices_of_about_equal_work(ranks):
+    weights, gradients = reference.weights_and_gradients(10)
+    _, _, expected = unsharded(BY_TENSOR["muon"], weights, gradients, traced=True)
+
+    def body(comm):
+        update, _, moved = sharded(BY_TENSOR["muon"], comm, weights, gradients, traced=True)
+        return moved, [piece.tensor for piece in update._shards.own]
+
+    results = ranks.run(body)
+    # Work: of number 4 its 30 entries × 5 columns, of number 5 its 72 × 2, of all others their 21 entries.
+    assert [own for _, own in results] == [[4], [5], [0, 1, 2, 3]]
+    for moved, _ in results:
+        assert same(moved, results[0][0])
+        for weight, whole in zip(moved, expected, strict=True):
+            # TensorFlow may compile the products of the two graphs differently.
+            np.testing.assert_allclose(weight, whole, rtol=0, atol=3e-6 * np.abs(whole).max())
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -216,6 +216,7 @@ def test_bytes_of_reducers_whose_traffic_is_a_bound_are_about_those_that_they_se
         (["optimizer={name: sgd, momentum: 0}"], 1, 0),
         (["optimizer={name: sgd, momentum: 0}", "phases.1.momentum=0.5"], 1, 1),
         (["optimizer={name: lamb}"], 1, 2),
+        (["optimizer={name: muon}"], 1, 2),
         (["optimizer=lars", "average=0.9"], 2, 1),
         (["optimizer={name: adam, sharded: true}"], 1, 2 / 4),
     ],

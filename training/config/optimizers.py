@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import SerializeAsAny
 
 from pto.norms import Way
-from pto.rules import BIAS_AND_NORMALISATION
-from training.config.schema import Count, Momentum, Positive, Rate, Record, named, record_in
+from pto.parallel import How
+from pto.rules import BIAS_AND_NORMALISATION, EMBEDDINGS_AND_LOGITS, Scale
+from training.config.schema import Count, Expression, Momentum, Positive, Rate, Record, named, record_in
 
 if TYPE_CHECKING:
     from pto.keras import LayerWise
@@ -19,8 +20,8 @@ class Optimizer(Record):
     """A name of ``OPTIMIZERS``."""
     weight_decay: Rate = 0.0
     """Times a weight is added to its gradient."""
-    exclude: str | None = BIAS_AND_NORMALISATION
-    """A regular expression: weights whose path matches have no decay, and no ratio."""
+    exclude: Expression | None = BIAS_AND_NORMALISATION
+    """Weights whose path matches have no decay, and no ratio."""
     sharded: bool = False
     """In dense phases each rank updates its part of the weights, and has the state of that part only."""
 
@@ -95,7 +96,26 @@ class Lamb(_WithMoments):
     """How ranks share the work of computing norms."""
 
 
-OPTIMIZERS: dict[str, type[Optimizer]] = dict(sgd=Sgd, adam=Adam, adamw=AdamW, lars=Lars, lamb=Lamb)
+class Muon(_WithMomentum, _WithMoments):
+    """Matrices along their momentum made orthogonal (Jordan et al. 2024), all other weights by AdamW."""
+
+    name: Literal["muon"] = "muon"
+    weight_decay: Rate = 0.01
+    """Times the learning rate and a weight is subtracted from it."""
+    momentum: Momentum = 0.95
+    nesterov: bool = True
+    scale: Scale = "rms"
+    """Of the update of a matrix: `rms` makes its entries as large as AdamW's, whose learning rates then fit;
+    `spectral` is the root of outputs over inputs, 1 at least."""
+    adamw: Expression = EMBEDDINGS_AND_LOGITS
+    """Weights whose path matches are left to AdamW, as all that are no matrices are."""
+    newton_schulz: How = "auto"
+    """How ranks share the work of making matrices orthogonal."""
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = dict(
+    sgd=Sgd, adam=Adam, adamw=AdamW, lars=Lars, lamb=Lamb, muon=Muon
+)
 
 
 AnyOptimizer = Annotated[

@@ -18,6 +18,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from commlib.errors import look_up, one_line, shown, suggestion
 from commlib.registry import import_path
+from pto.rules import is_expression
 from training.config.secrets import mask
 
 
@@ -109,6 +110,7 @@ def is_number(value: Any) -> bool:
     return type(value) in (int, float) and -math.inf < value < math.inf  # of any number of digits
 
 
+Expression = Annotated[str, expect("a regular expression", is_expression)]
 Count = Annotated[int, expect("a whole number from 1", lambda value: is_whole(value, 1))]
 WholeNumber = Annotated[int, expect("a whole number from 0", lambda value: is_whole(value, 0))]
 Rate = Annotated[float, expect("a number from 0", lambda value: is_number(value) and value >= 0)]

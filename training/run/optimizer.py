@@ -1,4 +1,4 @@
-"""The optimizer of a rank: clipping, the norms of LARS and LAMB, the loss scale, and the update."""
+"""The optimizer of a rank: clipping, work that ranks share, the loss scale, and the update."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,19 +7,20 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from commlib import Topology
+from commlib import Communicator, Topology
 from commlib.arrays import to_host
 from commlib.gpu import SegmentSquares
 from commlib.tensorflow import array_of, cut_up, tensor_of
 from commlib.vectors import Float32
-from pto import Norms
+from pto import InvalidArgument, Norms
 from pto.keras import GivenSquares, LossScale
 from pto.norms import Float64, Way, sum_of_squares
 from pto.sharded import ShardedUpdate, restore, state_of
 from training.checkpoint.stored import Checkpoint
 from training.config.config import Config
-from training.config.optimizers import Lamb, Lars, Optimizer
+from training.config.optimizers import Lamb, Lars, Muon, Optimizer
 from training.config.records import Phase
+from training.config.schema import ConfigurationError
 from training.results import StepHyperparameters
 from training.run.model import Average, OtherOptimizer, Part, PartState, assign_checked
 
@@ -41,15 +42,20 @@ class WeightUpdate(Part):
         has_local_steps = any(phase.local_steps for phase in config.phases)
         self._squares: Callable[[Any], Float64] | None = None  # of each step, given to the optimizer
         self._norms: Any = None  # that the optimizer reads
-        self._how_norms = "norms in the graph of each rank, in float32"
+        self._comm: Communicator | None = None  # of ranks that share the work of Muon
+        self._how = "norms in the graph of each rank, in float32"
+        if isinstance(config.optimizer, Muon):
+            self._how = "matrices are orthogonalised in the graph of each rank"
         if topology.world.size > 1 and not has_local_steps:  # replicas have weights of their own
             if isinstance(config.optimizer, Lars):
                 self._norms, way = GivenSquares(len(sizes)), config.optimizer.norms
-                self._squares, self._how_norms = squares_for(variables, sizes, topology, way)
+                self._squares, self._how = squares_for(variables, sizes, topology, way)
             elif isinstance(config.optimizer, Lamb) and topology.world.arrays is np:
                 # on a GPU the norms of LAMB's moments are computed in the graph of its update
                 self._norms = Norms(sizes, topology.world, partition=config.optimizer.norms)
-                self._how_norms = self._norms.choice.reason
+                self._how = self._norms.choice.reason
+            elif isinstance(config.optimizer, Muon) and topology.world.arrays is np:
+                self._comm = topology.world
         self._size = sum(sizes)
         self._plan: SegmentSquares | None = None  # of the norm to clip, on a GPU
         if config.clip_norm is not None and topology.world.arrays is not np:
@@ -90,12 +96,12 @@ class WeightUpdate(Part):
 
     def lines(self) -> list[str]:
         """Return a line for each computation that ranks could share."""
-        if self._topology.world.size == 1 or not hasattr(self._config.optimizer, "norms"):
+        if self._topology.world.size == 1 or not isinstance(self._config.optimizer, Lars | Lamb | Muon):
             return []
         numbered = list(enumerate(self._config.phases, 1))
         sharded = [number for number, phase in numbered if self._shards(phase)]
         lines = [f"weights are updated in parts in phases {sharded}"] if sharded else []
-        return lines if len(sharded) == len(numbered) else [*lines, self._how_norms]
+        return lines if len(sharded) == len(numbered) else [*lines, self._how]
 
     def state_dict(self) -> PartState:
         """Return iterations and slots by name, in full, and the loss scale; collective where sharded."""
@@ -135,10 +141,17 @@ class WeightUpdate(Part):
         self.optimizer = _with_slots_for_momentum(self._config).make()
         if sharded:
             self.optimizer = ShardedUpdate(self.optimizer, self._topology.world)
+        elif isinstance(self._config.optimizer, Muon):
+            self.optimizer.comm = self._comm
         else:
             self.optimizer.norms = self._norms
         # Built before any step is traced: variables created inside a trace would be constants in it.
-        self.optimizer.build(self._variables)
+        try:
+            self.optimizer.build(self._variables)
+        except InvalidArgument as error:
+            raise ConfigurationError(str(error), key="optimizer") from error
+        if getattr(self.optimizer, "shared", None) is not None:
+            self._how = self.optimizer.shared.choice.reason
         optimizer, shapes = self.optimizer, [tuple(variable.shape) for variable in self._variables]
         signature = [tf.TensorSpec([self._size], tf.float32)]
 
