@@ -24,12 +24,15 @@ from numba import njit  # noqa: E402
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def compiled(function: Function) -> Function:
-    """Compile a kernel that runs without the GIL; cached on disk if a cache folder can be written."""
+def compiled(function: Function, **options: Any) -> Function:
+    """Compile a kernel that runs without the GIL; cached on disk if a cache folder can be written.
+
+    ``options``: further ones of Numba's ``njit``.
+    """
     try:
-        kernel: Any = njit(nogil=True, cache=True)(function)
+        kernel: Any = njit(nogil=True, cache=True, **options)(function)
     except RuntimeError:  # neither the package nor a cache folder of the user can be written
-        kernel = njit(nogil=True)(function)
+        kernel = njit(nogil=True, **options)(function)
     return kernel
 
 

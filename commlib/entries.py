@@ -30,9 +30,9 @@ def are_ascending(indices: Index) -> bool:
 def are_finite(bits: Bits) -> bool:
     """Return whether no value, float32 viewed as uint32, is a NaN or an infinity."""
     for low in range(0, len(bits), STRIDE):
-        largest = np.uint32(0)
-        for i in range(low, min(low + STRIDE, len(bits))):
-            largest = max(largest, bits[i] & MAGNITUDE)
+        some, largest = bits[low : low + STRIDE], np.uint32(0)
+        for i in range(len(some)):  # from 0 on: it compiles to vector instructions
+            largest = max(largest, some[i] & MAGNITUDE)
         if largest >= INFINITY:
             return False
     return True
@@ -43,6 +43,16 @@ def clear_at(vector: Float32, indices: Index) -> None:
     """Set the entries at ``indices`` to 0."""
     for i in range(len(indices)):
         vector[indices[i]] = 0
+
+
+@compiled
+def take_out(vector: Float32, indices: Index) -> Float32:
+    """Return the entries at ``indices``, of which none is there twice, and set them to 0."""
+    values = np.empty(len(indices), np.float32)
+    for i in range(len(indices)):
+        values[i] = vector[indices[i]]
+        vector[indices[i]] = 0
+    return values
 
 
 @compiled

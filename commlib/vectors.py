@@ -149,6 +149,11 @@ class SparseVector:
             return self.indices
         return module_of(self.values).arange(self.size, dtype=index_dtype(self.size))
 
+    def copy(self) -> "SparseVector":
+        """Return a vector with arrays of its own."""
+        indices = None if self.indices is None else self.indices.copy()
+        return SparseVector.trusted(self.size, indices, self.values.copy())
+
     def where(self, mask: npt.NDArray[np.bool_]) -> "SparseVector":
         """Return the entries for which ``mask``, one bool an entry, is true."""
         return SparseVector.trusted(self.size, self.indices_or_range[mask], self.values[mask])

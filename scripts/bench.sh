@@ -15,6 +15,7 @@ keep selection training bench selection
 keep reducers training bench reducers
 keep cache benchmarks.cache
 keep pto benchmarks.pto
+OMP_NUM_THREADS=1 keep authors benchmarks.authors
 
 if [ "$(uname)" != Linux ] || [ "$(id -u)" != 0 ]; then
     echo "cloudtrain: what needs an emulated cluster is left out: they need root on Linux" >&2

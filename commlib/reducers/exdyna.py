@@ -11,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from commlib.cost import Cost, LinkSeconds, Step, Work, by_link, ring_traffic
+from commlib.entries import INFINITY, take_out
 from commlib.errors import InvalidArgument
 from commlib.reducers.messages import gather_messages
 from commlib.reducers.residual import ResidualOptions, ResidualReducer, State
 from commlib.registry import resolve
+from commlib.selection.base import BLOCK, accumulate, block_maxima, reaching
 from commlib.topology import LinkBytes, Topology
 from commlib.transport.base import Integers
 from commlib.vectors import (
@@ -23,7 +25,6 @@ from commlib.vectors import (
     Index,
     SparseVector,
     index_dtype,
-    is_finite,
     non_finite,
     partition,
 )
@@ -36,7 +37,6 @@ SCALE = 1.005  # of the threshold, where more or fewer entries than ``TOLERANCE`
 TOLERANCE = 1.1
 DRIFT = 1.5  # beyond so many times k, the threshold is found anew
 MOST = 2  # times k entries are sent
-PIECE = 1 << 14  # entries, which stay in a cache
 SAMPLES = 64  # of the magnitudes in each partition, from which a threshold is found
 HEADER_BYTES = 16  # of a message of indices, at most
 SMALLEST = np.finfo(np.float32).tiny  # zeros are never selected
@@ -63,9 +63,9 @@ def _seconds(step: Step) -> LinkSeconds:
 
 
 def _work(step: Step) -> Work:
-    """Accumulate and look for NaNs; select from one partition; take and add up ``k`` values."""
+    """Accumulate; select from one partition; take and add up ``k`` values."""
     selected = Work(add=step.size / step.world.size, entry=step.k, coded=step.k)
-    return Work(add=step.size * (2 + step.decays)) + selected + step.placing(step.k)
+    return Work(add=step.size * (1 + step.decays)) + selected + step.placing(step.k)
 
 
 def _codec(name: str) -> IndexCodec:
@@ -135,12 +135,12 @@ class ExDyna(ResidualReducer):
 
     def _exchange(self, collected: Float32) -> tuple[SparseVector, int]:
         self.wait_for_comparison()  # the state says which exchanges follow
-        accumulated, comm = self.accumulate(collected), self.comm
+        accumulated, comm, is_valid = self._spare, self.comm, self._accumulate(collected)
         bounds = self._balanced() if self.options.balance else self.state.bounds
         edges = self._edges[bounds]
         of_ranks = (np.arange(comm.size) + self.state.counted) % comm.size  # the partition of each rank
         place = of_ranks[comm.rank]
-        own, is_valid = accumulated[edges[place] : edges[place + 1]], is_finite(accumulated)
+        own = accumulated[edges[place] : edges[place + 1]]
         with self.measure(self.link):
             threshold = self._threshold(own, is_valid)
             selected = self._reaching(own, threshold)
@@ -153,10 +153,18 @@ class ExDyna(ResidualReducer):
             selected = selected.top_k(int(kept[comm.rank]))
         ranks = np.argsort(of_ranks)  # of the partitions
         union = self._union(selected, ranks, edges)
-        total = self.all_reduce(accumulated[union])
-        accumulated[union] = 0  # on every rank: what was applied has left all residuals
+        # On every rank: what is applied leaves all residuals.
+        total = self.all_reduce(take_out(accumulated, union))
         self.state = ExDynaState(self.state.counted + 1, float(threshold), bounds, found[ranks])
         return SparseVector.trusted(self.length, union, total), selected.nnz
+
+    def _accumulate(self, collected: Float32) -> bool:
+        """Write the accumulated gradient to the next residual; return whether it is finite."""
+        residual = self._decayed()
+        maxima = self.workspace.get("maxima", -(-self.length // BLOCK), np.uint32)
+        with self.measure("select"):
+            accumulate(collected, residual, self._spare, maxima)
+            return bool(maxima.max() < INFINITY)
 
     def _balanced(self) -> Integers:
         """Return the bounds of the partitions after each gave a block to a neighbour that found fewer."""
@@ -197,16 +205,15 @@ class ExDyna(ResidualReducer):
         return np.maximum(sampled[order[min(int(place), len(order) - 1)]], SMALLEST)
 
     def _reaching(self, own: Float32, threshold: np.float32) -> SparseVector:
-        """Return the entries of a partition that reach the threshold, found piece by piece."""
+        """Return the entries of a partition that reach the threshold."""
+        lowest, get = threshold.view(np.uint32), self.workspace.get
         with self.measure("select"):
-            starts = range(0, len(own), PIECE)
-            pieces = [np.flatnonzero(np.abs(own[start : start + PIECE]) >= threshold) for start in starts]
-            dtype = index_dtype(len(own))
-            places = [
-                piece.astype(dtype) + dtype.type(start) for start, piece in zip(starts, pieces, strict=True)
-            ]
-            found = np.concatenate([np.empty(0, dtype), *places])
-            return SparseVector.trusted(len(own), found, own[found])
+            maxima = block_maxima(own.view(np.uint32))
+            found = reaching(own, maxima, lowest, MOST * self.k, allocate=get)
+            if found is None:  # too many to be sent, but the next threshold follows from their number
+                found = reaching(own, maxima, lowest, len(own), allocate=get)
+            assert found is not None, "there are no more entries"
+            return found
 
     def _union(self, selected: SparseVector, ranks: Integers, edges: Integers) -> Index:
         """Return the indices that all ranks have selected, in order; ``ranks`` of the partitions."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from commlib.arrays import compiled, is_on_gpu
+from commlib.arrays import compiled
 from commlib.cost import (
     LENGTH_BYTES,
     Cost,
@@ -235,7 +235,7 @@ class PowerSGD(ResidualReducer):
                 bases, start = received.view(np.float32), 0
                 for left, product in zip(lefts[rank :: comm.size], products[rank :: comm.size], strict=True):
                     width = left.shape[1]
-                    _product(left, bases[start : start + width**2].reshape(width, width), product)
+                    _multiply(left, bases[start : start + width**2].reshape(width, width), product)
                     start += width**2
         return products
 
@@ -244,10 +244,9 @@ class PowerSGD(ResidualReducer):
         result, residual = self.part_of_mean(0, self.length), self._spare
         result[self._dense], residual[self._dense] = dense, 0
         for left, right, matrix in zip(lefts, self._rights(rights), self._plan.matrices, strict=True):
-            product, rest = self._matrix(result, matrix), self._matrix(residual, matrix)
-            _product(left, right, product)
-            for own, total in zip(rest, product, strict=True):  # row by row: no second long array
-                own -= total / np.float32(self.comm.size)
+            _reconstruct(
+                left, right, self._matrix(result, matrix), self._matrix(residual, matrix), self.comm.size
+            )
         return result
 
 
@@ -267,25 +266,41 @@ def _check_rank(rank: object, shapes: Shapes) -> None:
         raise InvalidArgument(f"matrix_rank: expected a whole number from 1{most}, got {rank!r}")
 
 
-def _product(left: Float32, right: Float32, out: Float32) -> Float32:
-    """Write ``left·right`` to ``out``, and return it.
+@compiled
+def _multiply(left: Float32, right: Float32, out: Float32) -> None:
+    """Write ``left·right`` to ``out``.
 
     The order of the sums does not depend on the processor, as a library's may: all ranks get the same bits.
     """
-    if is_on_gpu(out):
-        out[...] = left @ right
-    else:
-        _multiply(left, right, out)
-    return out
+    for row in range(len(left)):
+        _multiply_row(left[row], right, out[row])
 
 
 @compiled
-def _multiply(left: Float32, right: Float32, out: Float32) -> None:
-    ranks, columns = right.shape
+def _reconstruct(left: Float32, right: Float32, out: Float32, residual: Float32, ranks: int) -> None:
+    """Write ``left·right``, a sum of ``ranks``, to ``out``, and subtract the mean from ``residual``."""
+    divisor = np.float32(ranks)
     for row in range(len(left)):
+        total, rest = out[row], residual[row]
+        _multiply_row(left[row], right, total)
+        for column in range(len(total)):
+            rest[column] -= total[column] / divisor
+
+
+@compiled
+def _multiply_row(factors: Float32, right: Float32, out: Float32) -> None:
+    """Add up rows in order; four at a time, so that ``out`` is read and written less often."""
+    ranks, columns = right.shape
+    first = (ranks - 1) % 4 + 1
+    for column in range(columns):
+        out[column] = factors[0] * right[0, column]
+    for each in range(1, first):
         for column in range(columns):
-            out[row, column] = left[row, 0] * right[0, column]
-        for each in range(1, ranks):
-            factor = left[row, each]
-            for column in range(columns):
-                out[row, column] += factor * right[each, column]
+            out[column] += factors[each] * right[each, column]
+    for each in range(first, ranks, 4):
+        a, b, c, d = factors[each], factors[each + 1], factors[each + 2], factors[each + 3]
+        for column in range(columns):
+            total = out[column] + a * right[each, column]
+            total += b * right[each + 1, column]
+            total += c * right[each + 2, column]
+            out[column] = total + d * right[each + 3, column]

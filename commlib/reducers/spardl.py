@@ -23,6 +23,7 @@ from commlib.cost import (
     doubling_bytes,
     sparse_bytes,
 )
+from commlib.entries import take_out, write_at
 from commlib.errors import InvalidArgument, NonFiniteInput
 from commlib.reducers.base import Reducer
 from commlib.reducers.messages import exchange_packed, gather_doubling
@@ -136,6 +137,8 @@ class SparDL(SparseReducer):
         self._own = self.comm.rank % self._members
         self._first = self.comm.rank - self._own
         self._bounds = list(pairwise(partition(self.length, self._members).tolist()))
+        self._summands: dict[int, tuple[Float32, Float32]] = {}  # of blocks that are not accumulated yet
+        self._overwritten: list[list[SparseVector]] = []  # entries of each block, in the order of time
         self.state = SparDLState(-(-self._of_block // teams))
 
     @property
@@ -155,10 +158,11 @@ class SparDL(SparseReducer):
     def _exchange(self, collected: Float32) -> tuple[SparseVector, int]:
         self._selector_before = self.selector.state_dict()
         self.wait_for_comparison()  # density and teams say how long messages may be
-        self.accumulate(collected)
-        overwritten: list[tuple[int, SparseVector]] = []  # block and entries, in the order of time
-        selected = self._reduce_scatter(overwritten)
-        own = self._take(self._own, self._held, overwritten)
+        self._overwritten, residual = [[] for _ in self._bounds], self._decayed()
+        parts = [(collected[low:high], residual[low:high]) for low, high in self._bounds]
+        self._summands = dict(enumerate(parts))
+        selected = self._reduce_scatter()
+        own = self._take(self._own, self._held)
         selected += own.nnz
         message = self.lossless.encode(self._among_teams(own))
         with self.measure(self.link):
@@ -167,23 +171,19 @@ class SparDL(SparseReducer):
         with self.measure("combine"):
             sizes = [high - low for low, high in self._bounds]
             applied = list(map(self.lossless.decode, messages, sizes))
-            # A dense message has zeros where nothing was applied.
-            reached = [each.where(each.values != 0) for each in applied]
-            for block, vector in reversed(overwritten):  # the earliest last
-                low, high = self._bounds[block]
-                vector.without(reached[block]).write_to(self._spare[low:high])
+            self._collect_residuals(applied)
             return concatenate(applied), selected
 
     @property
     def _held(self) -> int:
         return self.state.held if self.options.teams > 1 else self._of_block
 
-    def _reduce_scatter(self, overwritten: list[tuple[int, SparseVector]]) -> int:
+    def _reduce_scatter(self) -> int:
         """Leave the team's sum of this rank's block in the accumulated gradient; return the entries sent."""
         own, members, selected = self._own, self._members, 0
         for distance, blocks in rounds_of(members):
             sent = [(own + distance + each) % members for each in range(blocks)]
-            taken = [self._take(block, self._of_block, overwritten) for block in sent]
+            taken = [self._take(block, self._of_block) for block in sent]
             selected += sum(vector.nnz for vector in taken)
             outgoing = [
                 self.encode(vector, at=self._bounds[block][0])
@@ -194,29 +194,50 @@ class SparDL(SparseReducer):
                 incoming = exchange_packed(self.comm, outgoing, to, source, self.workspace, blocks)
             with self.measure("combine"):
                 for each, message in enumerate(incoming):
-                    self._add((own + each) % members, message, overwritten)
+                    self._add((own + each) % members, message)
         return selected
 
-    def _take(self, block: int, k: int, overwritten: list[tuple[int, SparseVector]]) -> SparseVector:
+    def _take(self, block: int, k: int) -> SparseVector:
         """Return the ``k`` largest entries of a block, taken from it, or a NaN."""
-        low, high = self._bounds[block]
-        values = self._spare[low:high]
+        values, summands = self._block(block), self._summands.pop(block, None)
         with self.measure("select"):
             try:
-                selected = self.selector.select(values, min(k, len(values)))
+                if summands is None:
+                    selected = self.selector.select(values, k)
+                else:
+                    selected = self.selector.select_sum(*summands, k, values).copy()
             except NonFiniteInput:
                 return non_finite(len(values), self.arrays)
             selected.subtract_from(values)
-        overwritten.append((block, selected))
+        self._overwritten[block].append(selected)
         return selected
 
-    def _add(self, block: int, message: Any, overwritten: list[tuple[int, SparseVector]]) -> None:
-        low, high = self._bounds[block]
-        values = self._spare[low:high]
+    def _add(self, block: int, message: Any) -> None:
+        values = self._block(block)
+        if block in self._summands:
+            np.add(*self._summands.pop(block), out=values)
         received = self.codec.decode(message, len(values))
         places = received.indices_or_range.copy()  # which may be in the message
-        overwritten.append((block, SparseVector.trusted(len(values), places, values[places])))
-        received.add_to(values)
+        before = take_out(values, places)
+        self._overwritten[block].append(SparseVector.trusted(len(values), places, before))
+        write_at(values, places, before + received.values)
+
+    def _block(self, block: int) -> Float32:
+        """Return the entries of a block of the accumulated gradient, which becomes the next residual."""
+        low, high = self._bounds[block]
+        return self._spare[low:high]
+
+    def _collect_residuals(self, applied: list[SparseVector]) -> None:
+        """Restore what this rank held at first, but where entries are applied, keep what it dropped."""
+        for block, (vector, overwritten) in enumerate(zip(applied, self._overwritten, strict=True)):
+            values = self._block(block)
+            # A dense message has zeros where nothing was applied.
+            reached = vector.where(vector.values != 0) if vector.is_dense else vector
+            places = reached.indices_or_range
+            dropped = take_out(values, places)
+            for before in reversed(overwritten):
+                before.write_to(values)
+            write_at(values, places, dropped)
 
     def _among_teams(self, own: SparseVector) -> SparseVector:
         """Return the sum of what all teams hold of this rank's block, its largest entries."""

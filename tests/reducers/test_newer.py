@@ -74,6 +74,19 @@ def test_exdyna_balances_its_partitions_unless_told_not_to():
     assert balanced.sum() == 1024
 
 
+def test_exdyna_sends_twice_as_many_as_wanted_where_far_more_reach_the_threshold():
+    def larger_from_step_to_step(rank, step):
+        return drawn(rank, step) * np.float32(1000**step)
+
+    means, residuals, _ = reduced("exdyna", larger_from_step_to_step, steps=3, density=0.04)
+    assert np.count_nonzero(means[1]) == 80  # nearly all entries reached the threshold of the step before
+    assert np.count_nonzero(means[2]) <= 80
+    given = np.sum([larger_from_step_to_step(rank, step) for rank in range(4) for step in range(3)], axis=0)
+    np.testing.assert_allclose(
+        4 * np.sum(means, axis=0) + np.sum(residuals, axis=0), given, rtol=1e-4, atol=1
+    )
+
+
 @pytest.mark.parametrize("count", [2, 5, 8])
 def test_spardl_applies_the_same_share_of_each_block(count):
     means, _, _ = reduced("spardl", drawn, count, density=0.04)

@@ -1,0 +1,83 @@
+"""The transcriptions of the authors' code compute what the reducers do, and lose nothing."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.authors import PEERS, ExDyna, measure
+from commlib import Topology, make_reducer
+from commlib.transport import simulated
+from commlib.tuning.probe import Gradients
+
+BLOCK = 32  # entries, of 1024 blocks that a partition of exdyna is made of
+# Of each, a size that the authors' code cuts as ours does on 4 and on 5 ranks.
+SIZES = {"exdyna": 1024 * BLOCK, "spardl": 20_000, "arctopk": 512 * 100, "powersgd": 10_005}
+THRESHOLD = 16.0  # which between k/2 and 2k entries of these gradients reach: exdyna sends all of them
+
+
+def run(name, ranks, steps, beside=None):
+    """The gradients, the means of rank 0 and the residuals of all ranks, of the transcription.
+
+    ``beside(peer, reducer)``: makes their states agree; then means and residuals of both are returned.
+    """
+    gradients = Gradients(SIZES[name])
+
+    def body(comm):
+        peer = PEERS[name](comm, gradients.size, 0.05)
+        reducer = make_reducer(name, Topology(comm, ranks_per_node=1), gradients.size, density=0.05)
+        means, others = [], []
+        for step in range(steps):
+            if beside:
+                beside(peer, reducer)
+                others.append(reducer.reduce(gradients.of(comm.rank, step)).copy())
+            means.append(peer.step(gradients.of(comm.rank, step)).copy())
+        return means, peer.memory, others, reducer.residual
+
+    results = simulated.run(body, ranks)
+    for means, *_ in results[1:]:
+        np.testing.assert_array_equal(means, results[0][0])
+    given = [gradients.of(rank, step) for rank in range(ranks) for step in range(steps)]
+    return given, results
+
+
+@pytest.mark.parametrize("count", [2, 4, 5])
+@pytest.mark.parametrize("name", PEERS)
+def test_the_transcriptions_lose_nothing_and_their_ranks_agree(name, count):
+    steps = 4
+    given, results = run(name, count, steps)
+    accounted = count * np.sum(results[0][0], axis=0, dtype=float)
+    accounted += np.sum([memory for _, memory, _, _ in results], axis=0, dtype=float)
+    # in each step P sums, a division and a product, rounded to 24 bits of at most all magnitudes together
+    magnitudes = np.abs(given).sum(axis=0) + count * np.abs(results[0][0]).sum(axis=0)
+    allowed = steps * (count + 2) * 2.0**-24 * magnitudes
+    assert (np.abs(accounted - np.sum(given, axis=0, dtype=float)) <= allowed).all()
+
+
+def same_threshold(peer, reducer):
+    """Let ``exdyna`` select by the threshold and in the partitions of its authors' code."""
+    if isinstance(peer, ExDyna) and not peer.counted:
+        peer.threshold = THRESHOLD
+        bounds = np.array([*peer.first, peer.BLOCKS])
+        found = np.full(peer.comm.size, reducer.k // peer.comm.size)
+        reducer.state = replace(reducer.state, threshold=THRESHOLD, bounds=bounds, found=found)
+
+
+@pytest.mark.parametrize("count", [4, 5])
+@pytest.mark.parametrize(("name", "steps"), [("exdyna", 1), ("spardl", 3), ("arctopk", 3), ("powersgd", 3)])
+def test_reducers_apply_and_keep_what_their_authors_code_does(name, steps, count):
+    _, results = run(name, count, steps, same_threshold)
+    for means, memory, others, residual in results:
+        for mean, other in zip(means, others, strict=True):
+            if name != "powersgd":
+                np.testing.assert_array_equal(np.flatnonzero(mean), np.flatnonzero(other))
+            # sums of so many values in other orders; of powersgd, of factors with another basis
+            np.testing.assert_allclose(mean, other, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(memory, residual, rtol=1e-4, atol=1e-3)
+
+
+def test_a_record_has_the_time_of_both():
+    found = measure("arctopk", Gradients(5_120), 0.05, ranks=3, steps=2)
+    assert (found.subject, found.case["ranks"], found.seconds.runs) == ("arctopk", 3, 2)
+    assert found.seconds.min > 0 < found.peer_seconds.min
+    assert found.ratio == found.peer_seconds.median / found.seconds.median
