@@ -37,6 +37,7 @@ SCALE = 1.005  # of the threshold, where more or fewer entries than ``TOLERANCE`
 TOLERANCE = 1.1
 DRIFT = 1.5  # beyond so many times k, the threshold is found anew
 MOST = 2  # times k entries are sent
+USUAL = 1.3  # times k entries are: the threshold stays while there are up to ``DRIFT`` times k
 SAMPLES = 64  # of the magnitudes in each partition, from which a threshold is found
 HEADER_BYTES = 16  # of a message of indices, at most
 SMALLEST = np.finfo(np.float32).tiny  # zeros are never selected
@@ -56,9 +57,10 @@ def _traffic(step: Step, rank: int) -> LinkBytes:
 
 
 def _seconds(step: Step) -> LinkSeconds:
-    """``3·k·(P − 1)/P`` words in the rounds of an all-gather and an all-reduce."""
-    indices = _codec(step.options["indices"]).message_bytes(round(step.k), step.size) / step.world.size
-    seconds = step.world.allgather_ints(2) + step.world.ring(indices) + step.ring_allreduce(step.k)
+    """``3·k·(P − 1)/P`` words, for as many entries as usual, in an all-gather and an all-reduce."""
+    usual = min(step.size, USUAL * step.k)
+    indices = _codec(step.options["indices"]).message_bytes(round(usual), step.size) / step.world.size
+    seconds = step.world.allgather_ints(2) + step.world.ring(indices) + step.ring_allreduce(usual)
     return step.after_comparison(seconds)
 
 
