@@ -102,20 +102,20 @@ def sum_bytes(codec: Codec, k: int, ranks: int, size: int) -> int:
     return size * VALUE_BYTES if is_dense else sparse_bytes(most, size)
 
 
-def ring_bytes(size: int, ranks: int, rank: int, right: int) -> int:
+def ring_bytes(size: int, ranks: int, rank: int, right: int, value_bytes: int = VALUE_BYTES) -> int:
     """Return the bytes that a rank passes on in a ring all-reduce: ``2·d·(ranks − 1)/ranks`` values.
 
     It passes on all parts but its own to be added up, and all but its right neighbour's afterwards.
     """
     lengths = partition_lengths(size, ranks)
-    return VALUE_BYTES * (2 * size - lengths[rank] - lengths[right])
+    return value_bytes * (2 * size - lengths[rank] - lengths[right])
 
 
-def ring_traffic(nodes: Nodes, rank: int, size: int) -> LinkBytes:
+def ring_traffic(nodes: Nodes, rank: int, size: int, value_bytes: int = VALUE_BYTES) -> LinkBytes:
     """Return what a rank sends in a ring all-reduce of ``size`` values, through one node after the other."""
     ring = [each for node in nodes for each in node]
     right = ring[(ring.index(rank) + 1) % len(ring)]
-    return by_link(nodes, rank, {right: ring_bytes(size, len(ring), rank, right)})
+    return by_link(nodes, rank, {right: ring_bytes(size, len(ring), rank, right, value_bytes)})
 
 
 def other_messages_bytes(lengths: Sequence[int], rank: int, message_bytes: Callable[[int], int]) -> int:

@@ -183,6 +183,19 @@ def test_between_nodes_the_closed_form_is_near_the_virtual_time_too(name, world_
     assert found.seconds == pytest.approx(expected, rel=0.2)
 
 
+@pytest.mark.parametrize("world_size, ranks_per_node", [(2, 1), (4, None), (8, 4), (32, 8)])
+@pytest.mark.parametrize("values", ["hadamard4", "hadamard8"])
+def test_of_a_ring_of_levels_the_closed_form_is_the_virtual_time(world_size, ranks_per_node, values):
+    size, rounds = 512 * 8 * world_size, {"values": values}
+    expected = simulated_seconds("dense", world_size, ranks_per_node, size, **rounds)
+    found = predicted("dense", world_size, ranks_per_node, size, **rounds).seconds
+    assert found == pytest.approx(expected, rel=1e-9)
+    # 32 ranks add up hadamard4 in two bytes, as hadamard8
+    assert bytes_sent("dense", layout(world_size, 1), 0, size, **rounds).inter == (world_size - 1) * 8 * (
+        2 * 4 + 1024 * (1 if values == "hadamard4" and world_size < 19 else 2)
+    )
+
+
 @pytest.mark.parametrize("world_size, ranks_per_node", [(3, 1), (6, 2), (16, 8)])
 def test_a_torus_that_rounds_is_near_the_virtual_time(world_size, ranks_per_node):
     size, rounds = 400_001, {"values": "qsgd8"}
@@ -259,9 +272,10 @@ def test_hierarchical_ok_topk_does_not_grow_with_the_nodes_where_hitopk_does():
     [
         (("hitop", layout(2, 1), 10, 0.1), {}, 'unknown reducer "hitop"'),
         (("hitopk", layout(4, 2), 10, 2), {}, "density: expected a number in (0, 1], got 2"),
-        (("dense", layout(4, 2), 10, 0.1), {}, "density: dense has no such option (its options: none)"),
+        (("dense", layout(4, 2), 10, 0.1), {}, "density: dense has no such option (its options: values)"),
         (("dense", layout(4, 2), 0), {}, "size: expected at least 1 entry, got 0"),
         (("dense", [], 10), {}, "nodes: expected the ranks of one node or more, got []"),
+        (("dense", layout(4, 2), 10), {"values": "qsgd4"}, "values: expected fp32 or a codec whose"),
         (("dsar_split", layout(4, 2), 10, 0.1), {"sums": "fp7"}, 'unknown codec "fp7"'),
         (("gtopk", layout(4, 2), 10, 0.1), {"sums": "fp16"}, "sums: gtopk has no such option"),
     ],

@@ -131,8 +131,10 @@ def check_reducer_options(name: str, options: Mapping[str, Any]) -> None:
 def reducer_options(name: str) -> dict[str, Any]:
     """Return the options that a reducer takes, with their defaults.
 
-    >>> reducer_options("dense"), reducer_options("hitopk")
-    ({}, {'density': 0.01, 'decay': 1.0, 'hierarchical': True, 'selector': 'mstopk', 'wire': 'fp32'})
+    >>> reducer_options("dense")
+    {'values': 'fp32'}
+    >>> reducer_options("hitopk")
+    {'density': 0.01, 'decay': 1.0, 'hierarchical': True, 'selector': 'mstopk', 'wire': 'fp32'}
     """
     return options_of(reducer_class(name), POSITIONAL)
 

@@ -326,9 +326,13 @@ class Ring:
         self._leftwards = [order[position - step] for step in range(comm.size)]
 
     def allreduce(
-        self, given: Sequence[Float32], sums: Sequence[Float32], finish: Callable[[Float32], None]
+        self,
+        given: Sequence[Array],
+        sums: Sequence[Array],
+        finish: Callable[[Array], None],
+        add: np.ufunc = np.add,
     ) -> None:
-        """Fill ``sums`` with the sums over ranks of ``given``, which is not changed.
+        """Fill ``sums`` with the sums, or what ``add`` makes, over ranks of ``given``, which is not changed.
 
         ``P − 1`` hops of reduce-scatter, then ``P − 1`` of all-gather. Part ``r`` starts at the right
         neighbour of rank ``r``, is summed in the order of the ring, and ends at ``r``, where ``finish``
@@ -345,11 +349,11 @@ class Ring:
         for part in others[1:]:
             for total, addend in zip(self._pieces(sums[part]), self._pieces(given[part]), strict=True):
                 next(receipts).wait()
-                sent.append(self._send(np.add(total, addend, out=total)))
+                sent.append(self._send(add(total, addend, out=total)))
         finished = list[Request]()
         for total, addend in zip(self._pieces(sums[own]), self._pieces(given[own]), strict=True):
             next(receipts).wait()
-            finish(np.add(total, addend, out=total))
+            finish(add(total, addend, out=total))
             finished.append(self._send(total))
         Requests(sent).wait()
         self._forward(sums, chain(receipts, self._receipts([sums[part] for part in others[1:]])))

@@ -3,14 +3,17 @@
 Where few values of a bucket are much larger than the others, a scale for the largest leaves most others at 0.
 A rotation makes all of about one size, so that the levels serve all (SDP4Bit, arXiv 2410.15526; THC,
 arXiv 2302.08545). It is the same on all ranks, and keeps norms: the error is no larger than QSGD's bound.
+Ranks that round under common scales can add up their levels, and rotate back the sum.
 """
+
+from typing import Any
 
 import numpy as np
 
 from commlib.arrays import compiled
 from commlib.vectors import Float32
 from commlib.wire.base import Message
-from commlib.wire.qsgd import BUCKET, Qsgd
+from commlib.wire.qsgd import BUCKET, Levels, Qsgd
 
 SIGNS = np.random.default_rng(0x48).choice(np.array([-1, 1], np.float32), BUCKET)
 
@@ -22,15 +25,22 @@ class Hadamard(Qsgd):
     """
 
     def encode(self, values: Float32) -> Message:
-        rotated = np.multiply(values, np.resize(SIGNS, len(values)))
-        _transform(rotated, np.float32(0.5))  # halves: no sum is larger than the largest value
-        return super().encode(rotated)
+        return super().encode(self.rotated(values, np.empty_like(values)))
 
-    def decode(self, message: Message, entries: int) -> Float32:
-        values = super().decode(message, entries)
+    def rotated(self, values: Float32, out: Float32) -> Float32:
+        """Write the rotated values to ``out``, which may be ``values``, and return it."""
+        _change_signs(values, out)
+        _transform(out, np.float32(0.5))  # halves: no sum is larger than the largest value
+        return out
+
+    def restore(self, levels: Levels, scales: Float32, values: Float32, ranks: int = 1) -> None:
+        super().restore(levels, scales, values, ranks)
         _transform(values, np.float32(1))
-        values *= np.resize(SIGNS, entries)
-        return values
+        _change_signs(values, values)
+
+    def type_of_sums(self, ranks: int) -> "np.dtype[Any]":
+        """Return the smallest integer type that holds the sums of the levels of so many ranks."""
+        return np.min_scalar_type(-ranks * self._largest_level() - 1)
 
 
 class Hadamard8(Hadamard):
@@ -43,6 +53,12 @@ class Hadamard4(Hadamard):
     """Levels −7 … 7."""
 
     bits = 4
+
+
+def _change_signs(values: Float32, out: Float32) -> None:
+    whole = len(values) - len(values) % BUCKET
+    np.multiply(values[:whole].reshape(-1, BUCKET), SIGNS, out=out[:whole].reshape(-1, BUCKET))
+    np.multiply(values[whole:], SIGNS[: len(values) - whole], out=out[whole:])
 
 
 @compiled

@@ -8,7 +8,7 @@ nearest level has the smallest error, and ranks that encode equal sums get equal
 The largest of ``B`` values is exact, so that ``‖x − Q(x)‖² ≤ (1 − 1/B)·‖x‖²``: a contraction.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from commlib.wire.base import Message, ValueCodec
 BUCKET = 512
 SCALE_BYTES = 4
 
-Levels = npt.NDArray[np.int8]
+Levels = npt.NDArray[np.signedinteger[Any]]
 
 
 class Qsgd(ValueCodec):
@@ -34,21 +34,34 @@ class Qsgd(ValueCodec):
     bits: ClassVar[int]
 
     def message_bytes(self, entries: int) -> int:
-        return SCALE_BYTES * _buckets(entries) + (entries * self.bits + 7) // 8
+        return SCALE_BYTES * buckets_of(entries) + (entries * self.bits + 7) // 8
 
     def encode(self, values: Float32) -> Message:
-        scales = np.maximum.reduceat(np.abs(values), np.arange(0, len(values), BUCKET))
-        levels = np.empty(len(values), np.int8)
-        _quantize(values, scales, self._largest_level(), levels)
+        scales, levels = self.scales(values), np.empty(len(values), np.int8)
+        self.quantize(values, scales, levels)
         return np.concatenate([scales.view(np.uint8), _pack(levels, self.bits)])
 
     def decode(self, message: Message, entries: int) -> Float32:
-        levels_from = SCALE_BYTES * _buckets(entries)
+        levels_from = SCALE_BYTES * buckets_of(entries)
         scales = message[:levels_from].copy().view(np.float32)
         levels = _unpack(message[levels_from:], self.bits, entries)
         values = np.empty(entries, np.float32)
-        _restore(levels, scales, self._largest_level(), values)
+        self.restore(levels, scales, values)
         return values
+
+    def scales(self, values: Float32) -> Float32:
+        """Return the largest magnitude of each bucket; NaN where it holds one."""
+        firsts = np.arange(0, len(values), BUCKET)
+        ends = (np.abs(extreme.reduceat(values, firsts)) for extreme in (np.maximum, np.minimum))
+        return np.maximum(*ends)  # no second long array, as of all magnitudes
+
+    def quantize(self, values: Float32, scales: Float32, levels: Levels) -> None:
+        """Write the level of each value, none of which is larger than its bucket's scale."""
+        _quantize(values, scales, self._largest_level(), levels)
+
+    def restore(self, levels: Levels, scales: Float32, values: Float32, ranks: int = 1) -> None:
+        """Write to ``values`` the mean of those of ``ranks`` ranks, whose levels are added up."""
+        _restore(levels, scales, ranks * self._largest_level(), values)
 
     def _largest_level(self) -> int:
         return (1 << (self.bits - 1)) - 1
@@ -72,7 +85,8 @@ class Qsgd2(Qsgd):
     bits = 2
 
 
-def _buckets(entries: int) -> int:
+def buckets_of(entries: int) -> int:
+    """Return how many buckets so many entries make."""
     return (entries + BUCKET - 1) // BUCKET
 
 

@@ -238,7 +238,13 @@ PLAIN = [(name, {}) for name in ("torus2d", "allgather", "gtopk", "ssar_split", 
 
 
 @pytest.mark.parametrize(
-    ("name", "own"), [*PLAIN, ("torus2d", {"values": "qsgd8"}), ("allgather", {"decay": 0.9})]
+    ("name", "own"),
+    [
+        *PLAIN,
+        ("dense", {"values": "hadamard4"}),
+        ("torus2d", {"values": "qsgd8"}),
+        ("allgather", {"decay": 0.9}),
+    ],
 )
 @pytest.mark.parametrize("density", [0.01, 0.1])
 def test_what_reducers_keep_is_estimated_within_a_factor_of_1_4(name, own, density):

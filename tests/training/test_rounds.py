@@ -110,6 +110,7 @@ DECAYED = {name: {**options, "decay": 0.95} for name, options in OPTIONS.items()
 BUCKETS = {"name": "bucketed", "bucket": 16}
 OTHERS = {
     "sparseloco": ("hitopk", {"density": 1 / 4, "selector": BUCKETS, "wire": "gap+lloyd2", "decay": 0.95}),
+    "dense, four bits": ("dense", {"values": "hadamard4"}),
     "torus2d, four bits": ("torus2d", {"values": "qsgd4"}),
     "oktopk, half precision": ("oktopk", {"density": 0.1, "wire": "gap+fp16"}),
 }

@@ -77,8 +77,8 @@ def kept_by(
     of_node = issubclass(kind, ResidualReducer) and complete["hierarchical"]
     of_shards = of_node or reducer == "torus2d"
     own = vector // streams if of_shards else vector
-    values = options.get("values", "fp32") if reducer == "torus2d" else "fp32"
-    rounds = not VALUE_CODECS[values].lossless and len(nodes) > 1
+    values = options.get("values", "fp32") if reducer in ("dense", "torus2d") else "fp32"
+    rounds = not VALUE_CODECS[values].lossless and (len(nodes) > 1 or reducer == "dense")
     has_residual = rounds or (kind.sparse and options.get("selector") != EVERYTHING)
     residuals = RESIDUALS + (options.get("decay", 1.0) != 1)  # the decayed one is a third
     wrappers = [each["name"] for each in options.get("wrappers", ())]
