@@ -111,7 +111,8 @@ def subjects(content: Mapping[str, Any], layout: Layout) -> list[dict[str, Any]]
         variant = content["variants"].get(name) or {"reducer": "torus2d" if name == "torus2d" else "dense"}
         if name != "torus2d" or layout.ranks_per_node > 1:  # on single ranks it is dense
             is_horovod = name == HOROVOD_RING
-            config = {"overlap": False, **({"clip_norm": None} if is_horovod else {})}  # it cannot clip
+            delays = "delay" in variant.get("outer", {})  # which only overlap hides
+            config = {"overlap": delays, **({"clip_norm": None} if is_horovod else {})}  # it cannot clip
             told = {"name": name, "horovod": is_horovod, "config": config}
             found.append(told | {"phase": phase_of(content, layout) | variant})
     return found

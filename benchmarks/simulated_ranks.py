@@ -3,7 +3,8 @@
 For questions of convergence. The gradients, and what reducers make of them, are those of so many ranks: each
 computes its part of the global batch from the same weights, or with local steps from its own. Only
 BatchNormalization differs, whose statistics are those of all ranks' batches, one after the other, and random
-masks, which come from one generator. Time is not simulated.
+masks, which come from one generator. Time is not simulated: what is exchanged during a delay is exchanged at
+its end.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -146,9 +147,9 @@ class RanksStep(TrainingStep):
         losses, flats, before, carried = [], [], [], []
         for arrays, own in zip(parts_of(batch, self.ranks.count), self._carried, strict=True):
             assign(self.model.task.carried, own)
-            loss, (flat,) = backward(*arrays)
+            loss, inputs = backward(*arrays)
             losses.append(loss)
-            flats.append(np.array(flat))
+            flats.append(np.concatenate(inputs))
             before.append(backward.before)
             carried.append(self._copies())
         results = self.ranks.all_do(lambda rank: self._reduced(rank, flats[rank]))
@@ -167,8 +168,9 @@ class RanksStep(TrainingStep):
     def _step_of(
         self, replicas: "Replicas", backward: Backward, batch: Batch, hyperparameters: StepHyperparameters
     ) -> tuple[float, Report]:
-        """Let each replica take a step, and end the round with its last one."""
-        losses, weights = [], []
+        """Let each replica take a step, and exchange what leaves or arrives after it."""
+        losses, weights = list[float](), list[Vector]()
+        exchanges = hyperparameters.round_steps or hyperparameters.leaving is not None
         for rank, arrays in enumerate(parts_of(batch, self.ranks.count)):
             with replicas.having_the_model(rank) as local:
                 assign(self.model.task.carried, self._carried[rank])
@@ -180,22 +182,39 @@ class RanksStep(TrainingStep):
                 if report.finite:
                     self._apply(own, hyperparameters)
                 self._carried[rank] = self._copies()
-                if hyperparameters.round_steps:
-                    weights.append(local.weights.read())
-        if hyperparameters.round_steps:
-            results = self.ranks.all_do(lambda rank: replicas.local_steps[rank].rounds.end(weights[rank]))
-            replicas.finish_round(results)
-            self.ranks.count_exchange([each for _, each in results])
-            report = results[0][1]
+                if exchanges:
+                    weights.append(Vector(local.weights.read()))
+        if exchanges:
+            reports = self.ranks.all_do(
+                lambda rank: replicas.local_steps[rank].exchange(hyperparameters, weights[rank])
+            )
+            replicas.end_round(weights, reports)
+            if reports[0] is not None:
+                self.ranks.count_exchange(reports)
+                report = reports[0]
         return float(np.mean(losses)), report
 
     def _reduced(self, rank: int, gradient: Float32) -> tuple[Float32, Report]:
         """Exchange the gradient of a rank, in the thread of that rank."""
-        self.ranks.gradients[rank].submit_inputs([gradient])
+        for bucket, part in enumerate(self.ranks.gradients[rank].exchange.slices):
+            self.ranks.gradients[rank].submit(bucket, gradient[part])
         return self.ranks.gradients[rank].wait()
 
     def _copies(self) -> list[Any]:
         return [variable.numpy() for variable in self.model.task.carried]
+
+
+class Vector:
+    """The weights of a replica while the model has those of another."""
+
+    def __init__(self, values: Float32) -> None:
+        self.values = values
+
+    def read(self, fragment: slice) -> Float32:
+        return self.values[fragment].copy()
+
+    def write(self, vector: Float32, fragment: slice) -> None:
+        self.values[fragment] = vector
 
 
 class Replicas:
@@ -212,7 +231,6 @@ class Replicas:
             LocalSteps(phase, gradients, variables, optimizer, [], each)
             for gradients, each in zip(ranks.gradients, earlier, strict=True)
         ]
-        self._weights = len(variables)
         self._variables = [*variables, optimizer.iterations, *chain.from_iterable(optimizer.slots)]
         self._read = tf.function(lambda: [tf.identity(variable) for variable in self._variables])
         self._write = tf.function(partial(assign, self._variables))
@@ -225,14 +243,12 @@ class Replicas:
         yield self.local_steps[rank]
         self._values[rank] = self._read()
 
-    def finish_round(self, results: Sequence[tuple[Float32, Report]]) -> None:
-        """Let each replica have what its exchange returned: where it is not skipped, the same weights."""
-        for rank, (weights, report) in enumerate(results):
-            if rank == 0 or not report.finite:
-                with self.having_the_model(rank) as local:
-                    local.finish_round(weights, report)
-            else:
-                self._values[rank][: self._weights] = self._values[0][: self._weights]
+    def end_round(self, weights: Sequence[Vector], reports: Sequence[Report | None]) -> None:
+        """Let each replica have the weights that its exchange left, and all else where that is skipped."""
+        for rank, (own, report) in enumerate(zip(weights, reports, strict=True)):
+            with self.having_the_model(rank) as local:
+                local.weights.write(own.values)
+                local.end_round(report)
 
 
 def build_ranks(ranks: Ranks, config: Config, topology: Topology, data: Data) -> Parts:
@@ -250,10 +266,11 @@ def build_ranks(ranks: Ranks, config: Config, topology: Topology, data: Data) ->
         for each in parts.model.task.carried
     ]
     variables, options = parts.model.variables, parts.exchange.gradients.config
+    cuts = config.cuts(parts.exchange.gradients.sizes)
     parts.exchange.gradients.close()
 
     def make(rank: int) -> None:
-        ranks.gradients[rank] = DistributedGradients(ranks.topologies[rank], variables, options)
+        ranks.gradients[rank] = DistributedGradients(ranks.topologies[rank], variables, options, cuts=cuts)
 
     ranks.all_do(make)
     parts.exchange.gradients = ranks.gradients[0]

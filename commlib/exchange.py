@@ -103,7 +103,7 @@ class BucketExchange(Exchange):
         ends = list(accumulate(sizes))
         self.slices = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
         self.size = ends[-1]
-        self.overlaps = overlap and topology.world.size > 1 and len(self.sizes) > 1
+        self.overlaps = overlap and topology.world.size > 1
         self.order: list[int] = [] if self.overlaps else list(range(len(self.sizes)))[::-1]
         self._tables = {number: _make(table_config, topology, sizes[number]) for number in sorted(tables)}
         self._recorder: Recorder | None = None
@@ -111,6 +111,7 @@ class BucketExchange(Exchange):
         self._means = MeanBuffers(self.size, topology.world.arrays)
         self._mean: Any = None  # the array for the mean of the step that is under way
         self._submitted: dict[int, Any] = {}  # gradients of the step that is under way, by bucket
+        self._given: list[int] | None = None  # its buckets in order, where ``submit_part`` began it
         self._results: dict[int, tuple[Any, Report]] = {}  # of the latest step that is over
         self._world = topology.world
         self._changed = self._world.condition()
@@ -136,6 +137,21 @@ class BucketExchange(Exchange):
                 self._thread = self._world.start_thread(self._run)
             self._changed.notify_all()
 
+    def submit_part(self, entries: slice, gradient: Float32) -> None:
+        """Submit a step of only the buckets inside ``entries``, with their part of the gradient.
+
+        Other entries of the mean are undefined, and other reducers do not change. The last bucket is first.
+        """
+        assert not self._submitted
+        inside = {
+            number: gradient[own.start - entries.start : own.stop - entries.start]
+            for number, own in enumerate(self.slices)
+            if entries.start <= own.start and own.stop <= entries.stop
+        }
+        self._given = list(inside)[::-1]
+        for number in self._given:
+            self.submit(number, inside[number])
+
     def wait(self) -> tuple[Float32, Report]:
         """See :meth:`Exchange.wait`; the means of tables are made dense."""
         mean, entries, report = self.wait_sparse()
@@ -158,12 +174,12 @@ class BucketExchange(Exchange):
                 self._exchange_step()
         mean, self._mean = self._mean, None
         results, self._results = self._results, {}  # which refer to the memory of the mean
-        means, reports = map(list, zip(*(results[number] for number in range(len(self.sizes))), strict=True))
-        report = merged(reports)
+        report = merged([results[number][1] for number in sorted(results)])
         if self.overlaps:
             busy = self._busy_seconds
             report = replace(report, busy=busy, hidden=max(0.0, busy - waited))
-        entries = {number: each for number, each in enumerate(means) if isinstance(each, SparseVector)}
+        means = {number: results[number][0] for number in sorted(results)}
+        entries = {number: each for number, each in means.items() if isinstance(each, SparseVector)}
         if not report.finite:
             mean.fill(np.nan)
             entries = {number: non_finite(each.size, self.arrays) for number, each in entries.items()}
@@ -172,10 +188,11 @@ class BucketExchange(Exchange):
     def _exchange_step(self) -> bool:
         """Reduce all buckets in order, and commit or discard the step; return false when it was closed."""
         busy, results = 0.0, dict[int, tuple[Any, Report]]()
-        for turn in range(len(self.sizes)):
-            if turn == len(self.order) and not self._record_next():
+        given, self._given = self._given, None
+        for turn in range(len(given or self.sizes)):
+            if not given and turn == len(self.order) and not self._record_next():
                 return False
-            number = self.order[turn]
+            number = (given or self.order)[turn]
             gradient = self._gradient_of(number)
             if gradient is None:
                 return False

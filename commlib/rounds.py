@@ -3,23 +3,105 @@
 From the common weights ``θ`` replica ``r`` comes to ``wᵣ`` in a round. The differences ``θ − wᵣ`` are reduced
 as gradients are, and an outer optimizer moves ``θ`` by their mean. That is DiLoCo (Douillard et al. 2023),
 with a sparse reducer whose residual decays SparseLoCo (Sarfi et al. 2025).
+
+The weights may be cut into fragments, which take turns, and a replica may go on while a fragment travels:
+Streaming DiLoCo (Douillard et al. 2025, algorithm 2). After step ``t`` of replica ``r``, where fragment ``p``
+of ``F`` is exchanged every ``H`` steps and travels for ``τ`` steps::
+
+    (t − p·H/F) mod H = 0:        Δᵣ = θₚ − wᵣₚ leaves
+    (t − τ − p·H/F) mod H = 0:    Δ = reduce(Δ₁, …) arrives
+                                  θₚ ← OuterOpt(θₚ, Δ)
+                                  wᵣₚ ← α·wᵣₚ + (1 − α)·θₚ
+
+With ``F = 1``, ``τ = 0`` and ``α = 0`` that is DiLoCo.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from commlib.arrays import empty, module_of, zeros
+from commlib.arrays import copy_of, empty, module_of, zeros
+from commlib.errors import InvalidArgument
 from commlib.reducers import Report
+from commlib.reducers.report import merged
 from commlib.vectors import Float32
 
-Reduce = Callable[[Float32], tuple[Float32, Report]]
+
+@dataclass(frozen=True)
+class Schedule:
+    """When each of ``fragments`` is exchanged: every ``steps`` steps, in turns, for ``delay`` steps.
+
+    Steps are numbered from 1. No fragment leaves before the one before has arrived: ``InvalidArgument``
+    unless ``delay < steps/fragments``, a whole number.
+
+    >>> schedule = Schedule(6, fragments=2, delay=1)
+    >>> [(t, schedule.leaving(t), schedule.arrives(t)) for t in range(3, 8)]
+    [(3, 1, False), (4, None, True), (5, None, False), (6, 0, False), (7, None, True)]
+    """
+
+    steps: int
+    fragments: int = 1
+    delay: int = 0
+
+    def __post_init__(self) -> None:
+        if self.steps % self.fragments:
+            expected = f"a divisor of the {self.steps} local steps"
+            raise InvalidArgument(f"expected {expected}, got {self.fragments}", key="fragments")
+        if self.delay >= self.interval:
+            expected = f"fewer steps than the {self.interval} from one fragment's exchange to the next"
+            raise InvalidArgument(f"expected {expected}, got {self.delay}", key="delay")
+
+    @property
+    def interval(self) -> int:
+        """Return the steps from one fragment's exchange to that of the next."""
+        return self.steps // self.fragments
+
+    def leaving(self, step: int) -> int | None:
+        """Return the fragment that leaves after a step, if one does."""
+        turn, rest = divmod(step, self.interval)
+        return None if rest or not turn else turn % self.fragments
+
+    def arrives(self, step: int) -> bool:
+        """Return whether a fragment arrives after a step."""
+        return self.leaving(step - self.delay) is not None if step > self.delay else False
+
+    def since(self, step: int) -> int:
+        """Return the steps since a fragment arrived, or the first step, up to this one, which is counted.
+
+        >>> [Schedule(6, fragments=2, delay=1).since(step) for step in range(1, 9)]
+        [1, 2, 3, 4, 1, 2, 3, 1]
+        """
+        arrived = (step - 1 - self.delay) // self.interval
+        return step - (arrived * self.interval + self.delay if arrived > 0 else 0)
+
+
+def fragment_bounds(sizes: Sequence[int], fragments: int) -> list[int]:
+    """Return the bounds, in variables, of fragments of consecutive variables of about as many entries.
+
+    ``sizes``: the entries of each variable. Each fragment has a variable: ``InvalidArgument`` where there are
+    fewer.
+
+    >>> fragment_bounds([50, 10, 20, 20, 10], 2)
+    [0, 1, 5]
+    """
+    if fragments > len(sizes):
+        expected = f"at most the {len(sizes)} variables of the model"
+        raise InvalidArgument(f"expected {expected}, got {fragments}", key="fragments")
+    ends = np.cumsum([0, *sizes])
+    bounds = [0]
+    for number in range(1, fragments):
+        low, high = bounds[-1] + 1, len(sizes) - (fragments - number)
+        distances = abs(fragments * ends[low : high + 1] - number * ends[-1])
+        bounds.append(low + int(distances.argmin()))
+    return [*bounds, len(sizes)]
 
 
 class OuterSgd:
     """``v ← μ·v + Δ``, then ``θ ← θ − rate·v``; with Nesterov's momentum ``θ ← θ − rate·(Δ + μ·v)``.
 
-    ``velocity``: ``v``; ``None`` before the first update, and where ``μ`` is 0.
+    ``velocity``: ``v`` of all weights; ``None`` before the first update, and where ``μ`` is 0.
     """
 
     def __init__(
@@ -33,47 +115,141 @@ class OuterSgd:
         self._rate, self._momentum, self._nesterov = np.float32(rate), np.float32(momentum), nesterov
         self.velocity = velocity if momentum else None
 
-    def apply(self, weights: Float32, mean: Float32) -> Float32:
-        """Return new weights, in memory of their own; ``mean`` is changed."""
-        if self._momentum:
-            if self.velocity is None:
-                self.velocity = zeros(len(mean), module_of(mean))
-            self.velocity *= self._momentum
-            self.velocity += mean
+    def apply(self, weights: Float32, mean: Float32, part: slice = slice(None)) -> None:
+        """Move the ``part`` of all ``weights`` by its mean difference, which is changed."""
+        if self._momentum and self.velocity is None:
+            self.velocity = zeros(len(weights), module_of(weights))
+        self._move(weights[part], mean, None if self.velocity is None else self.velocity[part])
+
+    def tried(self, weights: Float32, mean: Float32, part: slice) -> Float32:
+        """Return what ``apply`` would make of the weights of a part, and change nothing."""
+        moved = copy_of(weights)
+        velocity = (
+            zeros(len(moved), module_of(moved)) if self.velocity is None else self.velocity[part].copy()
+        )
+        self._move(moved, copy_of(mean), velocity)
+        return moved
+
+    def _move(self, weights: Float32, mean: Float32, velocity: Float32 | None) -> None:
+        if self._momentum and velocity is not None:
+            velocity *= self._momentum
+            velocity += mean
             if self._nesterov:
-                mean += self._momentum * self.velocity
+                mean += self._momentum * velocity
             else:
-                mean[...] = self.velocity
+                mean[...] = velocity
         mean *= self._rate
-        return np.subtract(weights, mean, out=empty(len(weights), module_of(weights)))
+        weights -= mean
+
+
+class Weights(Protocol):
+    """The weights of a replica as one vector, of which a fragment is a slice."""
+
+    def read(self, fragment: slice) -> Float32:
+        """Return a copy of a fragment."""
+
+    def write(self, vector: Float32, fragment: slice) -> None:
+        """Set a fragment to the values of a vector, which are copied."""
 
 
 class Rounds:
-    """The rounds of one rank. ``reduce(difference)`` returns the mean over all ranks, and a report.
+    """The rounds of one rank. A fragment is a slice of all weights.
 
-    ``common``: the common weights at the begin of the round, ``None`` between two rounds. ``failed``: whether
-    a local step of this rank was not finite, so that its weights are useless. The round is then skipped on
-    all ranks, as is one with a difference that is not finite.
+    ``submit(fragment, difference)`` begins an exchange; ``wait(fragment)`` returns its mean over all ranks,
+    and a report. ``mixing``: ``α``. With ``eager`` a replica instead moves a fragment that leaves by its own
+    difference at once, and corrects that when the mean arrives (after Kale et al. 2025).
+
+    ``common``: the common weights, ``None`` where all replicas have them. ``failed``: whether a local step of
+    this rank was not finite, so that its weights are useless. Its next exchange is then skipped on all ranks,
+    as is one with a difference that is not finite. ``leaving``: the fragment that is under way. ``arrived``:
+    what ``wait`` returned for it, where ``finish`` was called. ``ahead``: where ``eager`` has moved it to.
     """
 
-    def __init__(self, outer: OuterSgd, reduce: Reduce) -> None:
-        self.outer, self._reduce = outer, reduce
+    def __init__(
+        self,
+        outer: OuterSgd,
+        submit: Callable[[slice, Float32], None],
+        wait: Callable[[slice], tuple[Float32, Report]],
+        *,
+        mixing: float = 0.0,
+        eager: bool = False,
+    ) -> None:
+        self.outer, self._submit, self._wait = outer, submit, wait
+        self._shares = np.float32(mixing), np.float32(1 - mixing)  # of a replica, of the common weights
+        self._eager = eager
         self.common: Float32 | None = None
         self.failed = False
+        self.leaving: slice | None = None
+        self.arrived: tuple[Float32, Report] | None = None
+        self.ahead: Float32 | None = None
 
     def begin(self, weights: Float32) -> None:
-        """Begin a round with these common weights, in memory that nothing changes until it ends."""
+        """Begin with these common weights, which are changed when fragments arrive."""
         self.common, self.failed = weights, False
 
-    def end(self, weights: Float32) -> tuple[Float32, Report]:
-        """Exchange the differences to the weights after local steps; return the new common weights.
+    def end_step(self, weights: Weights, leaving: slice | None, *, arrives: bool) -> Report | None:
+        """Exchange after a local step; return the report of what has arrived, if anything has.
 
-        Collective. Where the round is skipped (``finite`` of the report), the common weights stay.
+        ``leaving``: the fragment whose exchange begins. Where one ``arrives``, which is collective, it is the
+        one under way, or else that: it then has the common weights, equal on all ranks. Where its exchange is
+        skipped (``finite`` of the report) all weights are the common ones again.
         """
+        reports = []
+        if self.leaving is not None and (arrives or leaving is not None):
+            reports.append(self._arrive(weights, mixes=True))
+        if leaving is not None and self.common is not None:
+            self._leave(weights, leaving)
+            if arrives:
+                reports.append(self._arrive(weights, mixes=False))
+        return merged(reports) if reports else None
+
+    def _leave(self, weights: Weights, fragment: slice) -> None:
         assert self.common is not None
-        before, self.common = self.common, None
-        difference = np.subtract(before, weights, out=empty(len(before), module_of(before)))
+        before, own = self.common[fragment], weights.read(fragment)
+        difference = np.subtract(before, own, out=empty(len(before), module_of(before)))
         if self.failed:
             difference.fill(np.nan)
-        mean, report = self._reduce(difference)
-        return (self.outer.apply(before, mean) if report.finite else before), report
+        elif self._eager:
+            self.ahead = self.outer.tried(before, difference, fragment)
+            weights.write(self.ahead, fragment)
+        self.leaving = fragment
+        self._submit(fragment, difference)
+
+    def finish(self) -> None:
+        """Wait for the exchange that is under way, if one is; what it returns is kept until it arrives."""
+        if self.leaving is not None and self.arrived is None:
+            self.arrived = self._wait(self.leaving)
+
+    def _arrive(self, weights: Weights, *, mixes: bool) -> Report:
+        self.finish()
+        assert self.common is not None
+        assert self.leaving is not None
+        assert self.arrived is not None
+        (mean, report), fragment, ahead = self.arrived, self.leaving, self.ahead
+        self.arrived = self.leaving = self.ahead = None
+        if not report.finite:
+            self.abandon(weights)
+            return report
+        self.outer.apply(self.common, mean, fragment)
+        common = self.common[fragment]
+        if mixes and (ahead is not None or self._shares[0]):
+            own = weights.read(fragment)
+            if ahead is not None:
+                own += common - ahead
+            else:
+                own *= self._shares[0]
+                own += self._shares[1] * common
+            weights.write(own, fragment)
+            return report
+        weights.write(common, fragment)
+        if len(common) == len(self.common):
+            self.common = None
+        return report
+
+    def abandon(self, weights: Weights) -> None:
+        """Go back to the common weights, without what is under way, which is waited for."""
+        self.finish()
+        self.arrived = self.leaving = self.ahead = None
+        if self.common is not None:
+            weights.write(self.common, slice(0, len(self.common)))
+            self.common = None

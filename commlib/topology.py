@@ -80,6 +80,15 @@ class Topology(Closing):
         is_neighbour = np.array([node == self.node_index for node in node_of_rank])
         self._links = np.array([is_neighbour, ~is_neighbour], np.int64)  # of each rank: intra, inter
 
+    def copy(self) -> "Topology":
+        """Return the same ranks with communicators of their own, also ``world``; all ranks call it together.
+
+        For exchanges that a thread makes while the caller makes others. The flags are those of this topology.
+        """
+        copy = Topology(self.world.split(0), self.ranks_per_node)
+        copy.flags = lambda: self.flags()  # which is set later
+        return copy
+
     def close(self) -> None:
         """Free the communicators of the node and of the stream, on all ranks together.
 

@@ -18,6 +18,7 @@ from training.config.records import Target
 from training.tasks.task import Metric, Tested
 
 HOSTS_SHOWN = 8
+ALL_FRAGMENTS = -1  # in place of the number of a fragment
 OWN_WORK = ("data_wait", "forward_backward", "select")  # what a rank does before it needs the others
 
 
@@ -42,11 +43,14 @@ class StepHyperparameters:
     """The hyperparameters of a step.
 
     ``round_steps``: of the round that it ends, all ranks exchanging; 0 within a round, 1 without local steps.
+    Of fragments a round ends where one arrives. ``leaving``: the number of the fragment whose exchange begins
+    after the step, if one does; ``ALL_FRAGMENTS``: of all.
     """
 
     learning_rate: float
     momentum: float | None
     round_steps: int = 1
+    leaving: int | None = None
 
     def passes(self, steps: int, every: int) -> bool:
         """Return whether a multiple of ``every`` was reached in the round that ends with step ``steps``.

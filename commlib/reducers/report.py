@@ -64,7 +64,7 @@ class Report:
 
 
 def merged(reports: Sequence[Report]) -> Report:
-    """Return the report of a step from the reports of its buckets."""
+    """Return the report of a step from the reports of its buckets, or of its exchanges."""
     seconds = StageSeconds()
     for each in reports:
         for stage in fields(seconds):
@@ -76,6 +76,8 @@ def merged(reports: Sequence[Report]) -> Report:
         applied=sum(each.applied for each in reports),
         traffic=sum((each.traffic for each in reports), Traffic()),
         seconds=seconds,
+        busy=sum(each.busy for each in reports),
+        hidden=sum(each.hidden for each in reports),
         flags=int(np.bitwise_or.reduce([each.flags for each in reports])),
         forgotten=sum((each.forgotten for each in reports if finite), Forgotten()),
     )

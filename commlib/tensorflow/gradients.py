@@ -6,7 +6,7 @@ step: until the gradient is computed, and until the mean is.
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -49,19 +49,22 @@ class Bucket:
 
 
 def buckets_of(
-    shapes: Sequence[tuple[int, ...]], is_table: Sequence[bool], bucket_bytes: int | None
+    shapes: Sequence[tuple[int, ...]],
+    is_table: Sequence[bool],
+    bucket_bytes: int | None,
+    cuts: Collection[int] = (),
 ) -> list[Bucket]:
     """Return the buckets of variables, in the order of the variables; each table is a bucket of its own.
 
     The others have at most ``bucket_bytes`` of float32 values (``None``: any number), unless a single
-    variable has more.
+    variable has more. A bucket begins with each of the variables ``cuts``, given by their numbers.
     """
     sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
     dense_sizes = [0 if table else size for size, table in zip(sizes, is_table, strict=True)]
     bounds = set() if bucket_bytes is None else set(bucket_bounds(dense_sizes, bucket_bytes))
     buckets, low = list[list[int]](), 0
     for number, size in enumerate(dense_sizes):
-        is_full = not buckets or is_table[number] or is_table[buckets[-1][-1]]
+        is_full = not buckets or number in cuts or is_table[number] or is_table[buckets[-1][-1]]
         if is_full or (low in bounds and any(sizes[each] for each in buckets[-1])):
             buckets.append([])
         buckets[-1].append(number)
@@ -84,6 +87,10 @@ class DistributedGradients(Exchange):
     in the background as soon as the gradients of its variables are computed; the means are the same to the
     bit. ``overlaps`` is true where that happens: not on one rank, and not where gradients are on GPUs.
 
+    ``cuts``: see :func:`buckets_of`. ``background``: a step that is submitted bucket by bucket, outside of
+    graphs, is exchanged in the background, too, over communicators of its own: the caller may exchange other
+    things until ``wait``. Where gradients are on GPUs, and on one rank, it is exchanged in ``wait``.
+
     ``tables``: variables whose gradients are IndexedSlices, and stay so. Each is a bucket of its own, with
     the reducer ``table_config``. By default that sends all rows and keeps no residual: ``reduce`` makes no
     array of a table's size.
@@ -105,6 +112,8 @@ class DistributedGradients(Exchange):
         overlap: bool = False,
         tables: Sequence[Any] = (),
         table_config: Mapping[str, Any] = ALL_ROWS,
+        cuts: Collection[int] = (),
+        background: bool = False,
     ) -> None:
         self.topology = topology
         self._names = [str(getattr(variable, "path", variable.name)) for variable in variables]
@@ -122,20 +131,21 @@ class DistributedGradients(Exchange):
             self._gpu = topology.world.arrays.cuda.Device()  # for threads of TensorFlow it is not current
             self._device = tensorflow_device(self._gpu.id)
         is_cut = topology.world.size > 1 and self._gpu is None
-        self._buckets = buckets_of(self._shapes, self._is_table, bucket_bytes if is_cut else None)
+        self._buckets = buckets_of(self._shapes, self._is_table, bucket_bytes if is_cut else None, cuts)
+        self.overlaps = overlap and is_cut and len(self._buckets) > 1
+        self._own = topology.copy() if background and is_cut else None
         self.exchange = BucketExchange(
-            topology,
+            self._own or topology,
             [bucket.size for bucket in self._buckets],
             config,
             shapes=[[self._shapes[number] for number in bucket.variables] for bucket in self._buckets],
             tables=[number for number, bucket in enumerate(self._buckets) if bucket.table is not None],
             table_config=table_config,
-            overlap=overlap and is_cut,
+            overlap=self.overlaps or self._own is not None,
         )
         self.exchange.guard = lambda: self.guard()  # which is set later
         self.sizes = [int(np.prod(shape, dtype=np.int64)) for shape in self._shapes]
         self.size = self.exchange.size
-        self.overlaps = self.exchange.overlaps
         self._lock = threading.Lock()
         self._is_rehearsing = False
 
@@ -165,6 +175,9 @@ class DistributedGradients(Exchange):
     def close(self) -> None:
         """Free what the reducers have made; all ranks call it together. The topology stays open."""
         self.exchange.close()
+        if self._own is not None:
+            self._own.close()
+            self._own.world.close()
 
     # ------------------------------------------------------------------------- in a graph
 

@@ -246,7 +246,7 @@ class DistributedGradients(Closing):
         sizes = [self._ends(names)[-1] for names in layout]
         shapes = [[tuple(self._parameters[name].shape) for name in names] for names in layout]
         self.exchange = BucketExchange(
-            self.topology, sizes, self.config, shapes=shapes, overlap=self._overlap
+            self.topology, sizes, self.config, shapes=shapes, overlap=self._overlap and len(sizes) > 1
         )
         self.exchange.record(self._recorder)
         self._layout = [list(names) for names in layout]

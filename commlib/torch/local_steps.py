@@ -1,8 +1,9 @@
 """Local steps of any optimizer of torch: replicas exchange how far their weights have come (DiLoCo)."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -11,12 +12,15 @@ from torch.nn.parallel import DistributedDataParallel
 from commlib.errors import InvalidArgument
 from commlib.exchange import BucketExchange, check_config
 from commlib.reducers import Report
-from commlib.rounds import OuterSgd, Rounds
-from commlib.topology import Topology
+from commlib.reducers.report import StageSeconds
+from commlib.rounds import OuterSgd, Rounds, Schedule, fragment_bounds
+from commlib.topology import Topology, Traffic
 from commlib.torch.gradients import with_arrays, with_tensors
 from commlib.torch.ranks import broadcast
 from commlib.transport.base import Closing
 from commlib.vectors import Float32
+
+ALL = slice(None)
 
 
 class LocalSteps(Closing):
@@ -26,10 +30,12 @@ class LocalSteps(Closing):
     ``optimizer``: one of ``torch.optim`` for its parameters; its state stays each rank's own. ``config``: the
     reducer of the differences and its options, as for ``commlib.make_reducer``. ``rate``, ``momentum``
     and ``nesterov``: of the outer optimizer; by default the weights become the mean of all ranks' weights.
-    See ``commlib.rounds``. All ranks make it together.
+    ``fragments``, ``delay``, ``mixing`` and ``eager``: of Streaming DiLoCo; during a delay the exchange runs
+    in a thread. See ``commlib.rounds``. All ranks make it together.
 
-    After each ``optimizer.step()``, call ``step()``. A round in which the weights of a rank are not finite is
-    skipped on all ranks: weights, buffers and the optimizer's state are as at its begin.
+    After each ``optimizer.step()``, call ``step()``, and at the end of training ``settle()``. A round in
+    which the weights of a rank are not finite is skipped on all ranks: weights, buffers and the optimizer's
+    state are as at its begin.
 
     ``report``: of the latest exchange, ``None`` before the first.
     """
@@ -45,6 +51,10 @@ class LocalSteps(Closing):
         rate: float = 1.0,
         momentum: float = 0.0,
         nesterov: bool = False,
+        fragments: int = 1,
+        delay: int = 0,
+        mixing: float | None = None,
+        eager: bool = False,
     ) -> None:
         if isinstance(model, DistributedDataParallel):
             raise InvalidArgument(
@@ -54,20 +64,35 @@ class LocalSteps(Closing):
             raise InvalidArgument(f"steps: expected a whole number from 1, got {steps!r}")
         if not 0 <= momentum < 1:
             raise InvalidArgument(f"momentum: expected a number in [0, 1), got {momentum!r}")
-        self._parameters = [each for each in model.parameters() if each.requires_grad]
+        if not isinstance(fragments, int) or fragments < 1:
+            raise InvalidArgument(f"fragments: expected a whole number from 1, got {fragments!r}")
+        if not isinstance(delay, int) or delay < 0:
+            raise InvalidArgument(f"delay: expected a whole number from 0, got {delay!r}")
+        if mixing is not None and not (0 <= mixing < 1 and delay and not eager):
+            expected = "a number in [0, 1) with a delay and without eager"
+            raise InvalidArgument(f"mixing: expected {expected}, got {mixing!r}")
+        if eager and not delay:
+            raise InvalidArgument("eager: expected False without a delay, got True")
+        self._weights = _FlatParameters([each for each in model.parameters() if each.requires_grad])
         for name, parameter in model.named_parameters():
             if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
                 got = f"{parameter.dtype} on {parameter.device}"
                 raise InvalidArgument(f"{name}: expected float32 on the CPU, got {got}")
         self.config = check_config(config)
         broadcast(model, topology)
-        self.steps = steps
+        self._schedule = Schedule(steps, fragments, delay)
         self.report: Report | None = None
         self._model, self._optimizer, self._taken = model, optimizer, 0
-        size = sum(parameter.numel() for parameter in self._parameters)
-        shapes = [tuple(parameter.shape) for parameter in self._parameters]
-        self.exchange = BucketExchange(topology, [size], config, shapes=[shapes])
-        self._rounds = Rounds(OuterSgd(rate, momentum, nesterov=nesterov), self._reduce)
+        parts = list(pairwise(fragment_bounds(self._weights.sizes, fragments)))
+        shapes = [[tuple(each.shape) for each in self._weights.parameters[low:high]] for low, high in parts]
+        sizes = [sum(self._weights.sizes[low:high]) for low, high in parts]
+        self._topology = topology.copy() if delay else None  # the caller may exchange during a delay
+        self.exchange = BucketExchange(
+            self._topology or topology, sizes, config, shapes=shapes, overlap=delay > 0
+        )
+        mixing = 0.5 if mixing is None and delay else mixing or 0.0
+        outer = OuterSgd(rate, momentum, nesterov=nesterov)
+        self._rounds = Rounds(outer, self.exchange.submit_part, self._wait, mixing=mixing, eager=eager)
         self._before: dict[str, Any] = {}  # the optimizer's state and the buffers at the begin of the round
         # A forward pass changes buffers, and the model may have been loaded since the last round.
         self._handles = [
@@ -76,16 +101,30 @@ class LocalSteps(Closing):
         ]
 
     def step(self) -> bool:
-        """Count a step of the optimizer; return whether it ended a round, which is collective."""
+        """Count a step of the optimizer; return whether it ended a round, which is collective.
+
+        Of fragments a round ends where one arrives.
+        """
         self._taken += 1
-        if self._taken < self.steps:
+        leaving = self._schedule.leaving(self._taken)
+        fragment = None if leaving is None else self.exchange.slices[leaving]
+        return self._end_step(fragment, arrives=self._schedule.arrives(self._taken))
+
+    def settle(self) -> None:
+        """Exchange all fragments, unless all ranks have the same weights already; collective."""
+        if self._rounds.common is not None:
+            self._end_step(slice(0, self.exchange.size), arrives=True)
+
+    def _end_step(self, leaving: slice | None, *, arrives: bool) -> bool:
+        if leaving is not None:
+            self._begin()  # where no step was taken, as a GradScaler decides
+        report = self._rounds.end_step(self._weights, leaving, arrives=arrives)
+        if report is None:
             return False
-        self._begin()  # where no step was taken, as a GradScaler decides
-        weights, self.report = self._rounds.end(self._read())
-        self._write(weights)
-        if not self.report.finite:
+        self.report = report
+        if not report.finite:
             self._restore()
-        self._taken = 0
+        self._before = {}
         return True
 
     @property
@@ -99,21 +138,30 @@ class LocalSteps(Closing):
         if self._rounds.common is None:
             yield
             return
-        own = self._read()
-        self._write(self._rounds.common)
+        own = self._weights.read()
+        self._weights.write(self._rounds.common)
         try:
             yield
         finally:
-            self._write(own)
+            self._weights.write(own)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank, for ``torch.save`` beside its model's and its optimizer's."""
+        """Return the state of this rank, for ``torch.save`` beside its model's and its optimizer's.
+
+        What is under way is waited for; all ranks call it together.
+        """
+        rounds = self._rounds
+        rounds.finish()
         return copy.deepcopy(
             {
                 "exchange": with_tensors(self.exchange.state_dict()),
-                "velocity": with_tensors(self._rounds.outer.velocity),
+                "velocity": with_tensors(rounds.outer.velocity),
                 "taken": self._taken,
-                "common": with_tensors(self._rounds.common),
+                "common": with_tensors(rounds.common),
+                "leaving": None if rounds.leaving is None else [rounds.leaving.start, rounds.leaving.stop],
+                "mean": None if rounds.arrived is None else with_tensors(rounds.arrived[0]),
+                "finite": None if rounds.arrived is None else rounds.arrived[1].finite,
+                "ahead": with_tensors(rounds.ahead),
                 "before": self._before,
             }
         )
@@ -122,14 +170,24 @@ class LocalSteps(Closing):
         """Restore what ``state_dict`` returned on this rank; the model's and the optimizer's are apart."""
         state = copy.deepcopy(dict(state))
         self.exchange.load_state_dict(with_arrays(state["exchange"]))
-        self._rounds.outer.velocity = with_arrays(state["velocity"])
-        self._rounds.common = with_arrays(state["common"])
+        rounds = self._rounds
+        rounds.outer.velocity, rounds.common = with_arrays(state["velocity"]), with_arrays(state["common"])
+        rounds.leaving = None if state["leaving"] is None else slice(*state["leaving"])
+        rounds.arrived = None
+        if state["mean"] is not None:  # its report has no bytes, which were sent before
+            report = Report(state["finite"], 0, 0, Traffic(), StageSeconds())
+            rounds.arrived = with_arrays(state["mean"]), report
+        rounds.ahead = with_arrays(state["ahead"])
         self._taken, self._before = state["taken"], state["before"]
 
     def close(self) -> None:
         for handle in self._handles:
             handle.remove()
+        self._rounds.finish()
         self.exchange.close()
+        if self._topology is not None:
+            self._topology.close()
+            self._topology.world.close()
 
     def _before_forward(self, model: torch.nn.Module, inputs: Any) -> None:
         if model.training:
@@ -138,7 +196,8 @@ class LocalSteps(Closing):
     def _begin(self, *_: Any) -> None:
         """Begin a round, unless one is under way."""
         if self._rounds.common is None:
-            self._rounds.begin(self._read())
+            self._rounds.begin(self._weights.read())
+        if not self._before:
             state = self._optimizer.state_dict()["state"]
             self._before = copy.deepcopy({"state": state, "buffers": dict(self._model.named_buffers())})
 
@@ -148,17 +207,32 @@ class LocalSteps(Closing):
         for name, buffer in self._model.named_buffers():
             buffer.copy_(self._before["buffers"][name])
 
-    def _reduce(self, difference: Float32) -> tuple[Float32, Report]:
-        self.exchange.submit(0, difference)
-        return self.exchange.wait()
+    def _wait(self, fragment: slice) -> tuple[Float32, Report]:
+        mean, report = self.exchange.wait()
+        return mean[fragment], report
 
-    def _read(self) -> Float32:
-        """Return a copy of the weights as one vector."""
-        weights: Float32 = torch.cat([each.detach().reshape(-1) for each in self._parameters]).numpy()
+
+class _FlatParameters:
+    """Parameters as one vector."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.sizes = [each.numel() for each in parameters]
+        self._entries = list(pairwise(accumulate(self.sizes, initial=0)))
+
+    def read(self, part: slice = ALL) -> Float32:
+        """Return a copy of the vector, or of the ``part`` of whole parameters."""
+        weights: Float32 = torch.cat([each.detach().reshape(-1) for each in self._in(part)]).numpy()
         return weights
 
-    def _write(self, vector: Float32) -> None:
-        parts = torch.from_numpy(vector).split([each.numel() for each in self._parameters])
+    def write(self, vector: Float32, part: slice = ALL) -> None:
+        parameters = self._in(part)
+        values = torch.from_numpy(vector).split([each.numel() for each in parameters])
         with torch.no_grad():
-            for parameter, part in zip(self._parameters, parts, strict=True):
-                parameter.copy_(part.view(parameter.shape))
+            for parameter, own in zip(parameters, values, strict=True):
+                parameter.copy_(own.view(parameter.shape))
+
+    def _in(self, part: slice) -> list[torch.nn.Parameter]:
+        low, high, _ = part.indices(sum(self.sizes))
+        own = zip(self.parameters, self._entries, strict=True)
+        return [parameter for parameter, (first, end) in own if low <= first and end <= high]

@@ -42,7 +42,12 @@ def test_dense_ranks_train_as_one_rank_that_adds_up_as_many_parts(tmp_path):
 @pytest.mark.launch
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "more", [{"local_steps": 5, "local": "rank", "outer": "{rate: 0.7, momentum: 0.5}"}, *extent.more({})]
+    "more",
+    [
+        {"local_steps": 5, "local": "rank", "outer": "{rate: 0.7, momentum: 0.5}"},
+        {"local_steps": 4, "local": "rank", "outer": "{rate: 0.7, fragments: 2, delay: 1}"},
+        *extent.more({}),
+    ],
 )
 def test_two_simulated_ranks_train_as_two_real_ones(tmp_path, more):
     reducer = "{name: oktopk, density: 0.1}"

@@ -124,6 +124,64 @@ def test_a_run_that_is_restored_within_a_round_goes_on_to_the_bit(topology):
     assert torch.equal(weights_of(restored), weights_of(model))
 
 
+STREAMED = [{"delay": 1}, {"delay": 1, "eager": True}, {}]
+
+
+@pytest.mark.parametrize("how", STREAMED, ids=str)
+def test_fragments_are_exchanged_in_turns_and_settle_ends_with_equal_weights(topology, how):
+    model = network()
+    optimizer = adam(model)
+    with LocalSteps(model, optimizer, topology, SPARSE, steps=4, fragments=2, **how, **DILOCO) as local:
+        ended, common = [], []
+        for batch in batches(topology.world.rank, 9):
+            step(model, optimizer, batch)
+            ended.append(local.step())
+            topology.world.allgather_objects(len(ended))  # the caller may exchange during a delay
+            with local.common_weights():
+                common.append(weights_of(model))
+        assert [number for number, each in enumerate(ended, 1) if each] == [
+            number + how.get("delay", 0) for number in (2, 4, 6, 8)
+        ]
+        assert [reducer.steps for reducer in local.exchange.reducers] == [2, 2]
+        for each in common:
+            assert all(torch.equal(each, other) for other in everywhere(topology, each))
+        if topology.world.size > 1:
+            own = everywhere(topology, weights_of(model))
+            assert not torch.equal(own[0], own[1])
+        local.settle()
+        settled = weights_of(model)
+        assert all(torch.equal(settled, each) for each in everywhere(topology, settled))
+        local.settle()  # nothing is left to exchange
+        assert torch.equal(weights_of(model), settled)
+        assert [reducer.steps for reducer in local.exchange.reducers] == [3, 3]
+
+
+@pytest.mark.parametrize("how", STREAMED, ids=str)
+def test_a_run_is_restored_while_a_fragment_is_under_way(topology, how):
+    given = {"steps": 4, "fragments": 2, **how, **DILOCO}
+    model = network()
+    optimizer = adam(model)
+    steps, file = batches(topology.world.rank, 11), io.BytesIO()
+    with LocalSteps(model, optimizer, topology, SPARSE, **given) as local:
+        for number, batch in enumerate(steps, 1):
+            step(model, optimizer, batch)
+            local.step()
+            if number == 6:  # after which a fragment leaves
+                torch.save([each.state_dict() for each in (model, optimizer, local)], file)
+        local.settle()
+    restored = network()
+    optimizer = adam(restored)
+    with LocalSteps(restored, optimizer, topology, SPARSE, **given) as local:
+        file.seek(0)
+        for each, state in zip((restored, optimizer, local), torch.load(file), strict=True):
+            each.load_state_dict(state)
+        for batch in steps[6:]:
+            step(restored, optimizer, batch)
+            local.step()
+        local.settle()
+    assert torch.equal(weights_of(restored), weights_of(model))
+
+
 def test_what_cannot_take_local_steps_is_refused_in_one_line(topology):
     model = network()
     optimizer = sgd(model)
@@ -133,5 +191,17 @@ def test_what_cannot_take_local_steps_is_refused_in_one_line(topology):
         LocalSteps(model, optimizer, topology, DENSE, steps=0)
     with pytest.raises(InvalidArgument, match=r"^momentum: expected .*, got 1$"):
         LocalSteps(model, optimizer, topology, DENSE, steps=1, momentum=1)
+    wrong = {
+        "fragments: expected a divisor of the 4 local steps, got 3": {"fragments": 3},
+        "fragments: expected at most the": {"fragments": 4, "steps": 80, "momentum": 0.5},
+        "delay: expected fewer steps than the 2 ": {"fragments": 2, "delay": 2},
+        "delay: expected a whole number from 0, got -1": {"delay": -1},
+        "mixing: expected a number .* with a delay": {"mixing": 0.5},
+        "eager: expected False without a delay, got True": {"eager": True},
+    }
+    for expected, more in wrong.items():
+        few = torch.nn.Linear(2, 1)
+        with pytest.raises(InvalidArgument, match=f"^{expected}"):
+            LocalSteps(few, sgd(few), topology, DENSE, **{"steps": 4, **more})
     with pytest.raises(InvalidArgument, match="^0.weight: expected float32 on the CPU, got torch.float16"):
         LocalSteps(network(torch.float16), optimizer, topology, DENSE, steps=1)

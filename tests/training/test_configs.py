@@ -20,7 +20,7 @@ CONFIGS = {
 }
 PRESETS = sorted(FOLDER.glob("presets/*.yaml"))
 NEED_A_PATH = [name for name in CONFIGS if name.startswith(("imagenet", "cifar10", "ptb", "bert", "wmt17"))]
-LOCAL = ["brown_diloco", "brown_muloco", "brown_sparseloco"]
+LOCAL = ["brown_diloco", "brown_muloco", "brown_sparseloco", "brown_streaming_diloco"]
 WINDOWS = ["bert_base", "brown_bert_small", "brown_gpt_small", "brown_lstm", "ptb_lstm", *LOCAL]
 TEXT = [*WINDOWS, "ende_transformer", "intents_lstm", "wmt17_transformer"]
 OF_PACKAGES = ("brown", "ende", "intents")  # whose files cloudtrain data leaves where they are looked for
@@ -77,7 +77,7 @@ def included(path: Path) -> list[Path]:
 def test_all_that_were_promised_are_there():
     assert list(CONFIGS) == [
         *("bert_base", "brown_bert_small", "brown_diloco", "brown_gpt_small", "brown_lstm"),
-        *("brown_muloco", "brown_sparseloco"),
+        *("brown_muloco", "brown_sparseloco", "brown_streaming_diloco"),
         *("cifar10_resnet20", "cifar10_vgg16", "digits", "digits_lars", "ende_transformer"),
         *("imagenet_resnet50_90epochs", "imagenet_resnet50_dawnbench", "imagenet_vgg19"),
         *("intents_lstm", "mnist5k", "ptb_lstm", "synthetic", "wmt17_transformer"),

@@ -22,7 +22,7 @@ from training.checkpoint.places import Folder
 from training.config.config import ConfigurationError, load, load_with_warnings
 from training.models import MODELS
 from training.models.images import image_input
-from training.results import StepHyperparameters
+from training.results import ALL_FRAGMENTS, StepHyperparameters
 from training.run.model import OtherModel
 from training.run.phases import PhaseRun
 
@@ -63,7 +63,7 @@ def take(replica, step, *, steps=None, number=0, spoilt=False):
     if spoilt:
         first = replica.variables[0]
         first.assign(np.full(first.shape, np.nan, np.float32))
-    hyperparameters = StepHyperparameters(RATE, 0.9, 0 if step % steps else steps)
+    hyperparameters = StepHyperparameters(RATE, 0.9, *((0, None) if step % steps else (steps, ALL_FRAGMENTS)))
     batch = batch_of(replica.topology.world.rank, step)
     return replica.step(replica.backward_of(only), batch, hyperparameters)[1]
 

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from tests.launching import ROOT
+from tests.training.refusal import refused
 from tests.training.test_plan import cluster as small_cluster
 from tests.training.test_plan import planned
 from training.plan.samples import Epoch
@@ -14,13 +15,13 @@ cluster = small_cluster
 NODES = [[0, 1], [2, 3]]
 
 
-def of_phases(cluster, *phases, words=()):
+def of_phases(cluster, *phases, words=(), sizes=(SIZE,)):
     listed = ", ".join(
         f"{{input_size: 6, batch_size: 48, learning_rate: 0.1, steps: {STEPS}, {each}}}" for each in phases
     )
     words = [f"phases=[{listed}]", "model=resnet8", "reducer=dense", *words]
     epochs = [Epoch(STEPS, 192, "samples")] * len(phases)
-    return planned(words, cluster=cluster, ranks=4, sizes=[SIZE], epochs=epochs).phases
+    return planned(words, cluster=cluster, ranks=4, sizes=list(sizes), epochs=epochs).phases
 
 
 @pytest.mark.parametrize(("steps", "exchanges"), [(5, 5), (10, 3), (1, 25), (100, 1)])
@@ -40,6 +41,51 @@ def test_a_step_has_its_share_of_the_exchanges(cluster, steps, exchanges, reduce
     for phase in (rounds, of_ranks):
         assert phase.step == pytest.approx(phase.computing + phase.messages)
         assert phase.seconds == pytest.approx(STEPS * phase.step)
+
+
+def test_fragments_send_as_much_in_parts_that_a_delay_hides(cluster):
+    """Each fragment is exchanged three times, the last time with all others, where nothing hides it."""
+    local = "reducer: dense, local: rank, local_steps: 10"
+    whole, parts, delayed, late = of_phases(
+        cluster,
+        local,
+        f"{local}, outer: {{fragments: 2}}",
+        f"{local}, outer: {{fragments: 2, delay: 4}}",
+        f"{local}, outer: {{delay: 6}}",
+        sizes=(SIZE // 2, SIZE // 2),
+    )
+    assert whole.slow_bytes == parts.slow_bytes == delayed.slow_bytes
+    assert whole.buckets == 2  # of all phases, since buckets do not change
+    assert parts.messages == pytest.approx(whole.messages) == pytest.approx(delayed.messages)
+    assert parts.step == pytest.approx(parts.computing + parts.messages)
+    assert delayed.step == pytest.approx(delayed.computing + delayed.messages / 3)
+    # what would leave after step 20 would arrive after the phase: that is exchanged at its end, after step 25
+    assert late.messages == pytest.approx(whole.messages * 2 / 3)
+
+
+def test_a_delay_hides_no_more_than_the_computing_of_its_steps(cluster):
+    slow = "reducer: dense, local: rank, local_steps: 10, outer: {delay: 1}"
+    (phase,) = of_phases(cluster, slow, sizes=(10**9,))
+    seconds = phase.messages * STEPS / 3
+    assert seconds > phase.computing
+    assert phase.step == pytest.approx(phase.computing + (3 * seconds - 2 * phase.computing) / STEPS)
+    (off,) = of_phases(cluster, slow, sizes=(10**9,), words=["overlap=false"])
+    assert off.step == pytest.approx(off.computing + off.messages)
+
+
+def test_a_phase_without_local_steps_has_the_buckets_of_the_fragments_of_others(cluster):
+    every, _ = of_phases(
+        cluster, "reducer: dense", "reducer: dense, local_steps: 4, outer: {fragments: 2}", sizes=(600, 400)
+    )
+    assert every.buckets == 2
+    assert every.computing < every.step < every.computing + every.messages
+
+
+def test_more_fragments_than_variables_are_refused(cluster):
+    with refused(
+        "phases[0].outer.fragments: expected at most the 1 variables of the model, got 2", ValueError
+    ):
+        of_phases(cluster, "local_steps: 4, outer: {fragments: 2}")
 
 
 def test_on_one_node_the_replica_is_all_ranks():

@@ -13,6 +13,7 @@ from tests.extent import more
 from training.config.records import Outer
 
 SIZE, ROUNDS, RATE = 60, 5, 0.1
+ALL = slice(0, SIZE)
 START = np.random.default_rng(3).standard_normal(SIZE).astype(np.float32)
 
 
@@ -33,27 +34,43 @@ class Seen:
     residual: object = None
 
 
+class Vector:
+    """The weights of a replica."""
+
+    def __init__(self, values):
+        self.values = np.array(values)
+
+    def read(self, fragment=slice(None)):
+        return self.values[fragment].copy()
+
+    def write(self, vector, fragment=slice(None)):
+        self.values[fragment] = vector
+
+
 def trained(comm, reducer, options, steps, *, outer=None, spoilt=None):
     """Make rounds of local steps of gradient descent; ``spoilt``: rank and round of one that fails."""
     curvatures, minima = (each.astype(np.float32) for each in loss_of(comm.rank))
     reducer = make_reducer(reducer, Topology(comm), SIZE, **options)
-    weights, seen = START, Seen()
+    seen = Seen()
 
-    def reduce(difference):
-        seen.differences.append(difference.copy())
-        mean = reducer.reduce(difference).copy()
+    def submit(fragment, difference):
+        seen.differences.append(difference)
+
+    def wait(fragment):
+        mean = reducer.reduce(seen.differences[-1]).copy()
         seen.forgotten += reducer.last.forgotten.sum
         return mean, reducer.last
 
     outer = outer or Outer()
-    rounds = Rounds(OuterSgd(outer.rate, outer.momentum, nesterov=outer.nesterov), reduce)
+    rounds = Rounds(OuterSgd(outer.rate, outer.momentum, nesterov=outer.nesterov), submit, wait)
+    weights = Vector(START)
     for number in range(ROUNDS):
-        rounds.begin(weights)
+        rounds.begin(weights.read())
         for _ in range(steps):
-            weights = weights - np.float32(RATE) * curvatures * (weights - minima)
+            weights.values -= np.float32(RATE) * curvatures * (weights.values - minima)
         rounds.failed = spoilt == (comm.rank, number)
-        weights, report = rounds.end(weights)
-        seen.common.append(weights)
+        report = rounds.end_step(weights, ALL, arrives=True)
+        seen.common.append(weights.read())
         seen.finite.append(report.finite)
     seen.residual = np.array(reducer.residual)
     return seen

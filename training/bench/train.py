@@ -12,6 +12,7 @@ from training.bench.record import Record, Seconds, against_baseline, busiest, me
 from training.config.config import Config, load
 from training.process.job import all_or_exit, as_rank
 from training.process.tf_logging import import_tensorflow
+from training.results import ALL_FRAGMENTS
 
 # Unless a configuration is given: ResNet-20 on generated pictures.
 CONFIG = "synthetic"
@@ -46,7 +47,8 @@ class TimedSteps:
         counted = -(-counted // (local_steps or 1)) * (local_steps or 1)
         for number in range(warm_up):  # with local steps one round
             ends = number == warm_up - 1
-            self._step(replace(first, round_steps=warm_up if ends else 0) if local_steps else first)
+            exchanged = {"round_steps": warm_up if ends else 0, "leaving": ALL_FRAGMENTS if ends else None}
+            self._step(replace(first, **exchanged) if local_steps else first)
         self._world.barrier()
         before, start = self._counter(), self._world.now()
         for number in range(counted):
@@ -54,6 +56,8 @@ class TimedSteps:
             report = self._step(hyperparameters)
             if hyperparameters.round_steps:
                 self._reports.append(report)
+        if (local := self._trainer.parts.exchange.local) is not None:
+            local.abandon_round()  # which waits for what is under way
         self._world.barrier()
         self._turns.append((self._world.now() - start) / counted)
         self._counts.append((self._counter() - before) / counted)

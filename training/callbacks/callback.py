@@ -3,7 +3,7 @@
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -123,6 +123,9 @@ class RunView(Protocol):
 
     def record(self, recorder: Any) -> None:
         """Give a span of each stage and bucket to a :class:`commlib.trace.Recorder`, or to none."""
+
+    def common_weights(self) -> AbstractContextManager[None]:
+        """Set the model to the weights that all ranks have: with local steps each rank has others."""
 
     def restart_step_clock(self) -> None:
         """Begin the next step's time now, without the work since the last step."""

@@ -25,7 +25,8 @@ class Digests(Callback):
     def on_step_end(self, run: RunView, step: Step) -> None:
         steps = run.position.steps
         if step.hyperparameters.passes(steps, self._every):
-            digest = check_equal_weights(run.model, run.topology.world, f"after step {steps}")
+            with run.common_weights():
+                digest = check_equal_weights(run.model, run.topology.world, f"after step {steps}")
             run.report(RunEvent("digest", {"steps": steps, "digest": digest}))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic_core import PydanticCustomError
 
-from commlib.errors import shown, suggestion
+from commlib.errors import InvalidArgument, shown, suggestion
 from training.config.records import AnyConfig, Phase, Target
 from training.config.reducers import AUTO, check_options, check_takes, options_of
 from training.config.schema import imported, problem, reported
@@ -116,8 +116,10 @@ def without_effect(config: AnyConfig) -> Iterator[str]:
     if "momentum" in optimizer.model_fields_set and all(phase.momentum is not None for phase in phases):
         momentum = getattr(optimizer, "momentum", None)
         yield f"optimizer.momentum={momentum} has no effect: every phase names its own"
-    if "overlap" in config.model_fields_set and config.overlap and all(each.local_steps for each in phases):
-        yield "overlap=True has no effect: every phase has local_steps, whose exchange is after the last one"
+    alone = all(each.local_steps and not (each.outer and each.outer.delay) for each in phases)
+    if "overlap" in config.model_fields_set and config.overlap and alone:
+        why = "every phase has local_steps without a delay: its exchange is after the last one"
+        yield f"overlap=True has no effect: {why}"
 
 
 def _is_taken(config: AnyConfig, phase: Phase, option: str) -> bool:
@@ -139,6 +141,10 @@ def _local_steps_go_with_what_is_given(config: AnyConfig, phase: Phase, place: s
             if getattr(phase, key) is not None:
                 raise problem("expected none without local_steps, got one", key=f"{place}.{key}")
         return
+    try:
+        _ = phase.schedule
+    except InvalidArgument as error:
+        raise problem(error.text, key=f"{place}.outer.{error.key}") from error
     given = f"{place} has " + ("a budget" if phase.budget else f"local_steps={phase.local_steps}")
     if wrappers := config.reducer_config(phase).get("wrappers"):
         expected = f"none, {given} and exchanges no gradients"

@@ -20,7 +20,8 @@ from pydantic import (
     model_validator,
 )
 
-from commlib.errors import one_line, shown
+from commlib.errors import InvalidArgument, one_line, shown
+from commlib.rounds import fragment_bounds
 from commlib.tuning.tuner import Choice
 from training.callbacks import CallbackRecord
 from training.config import records, reducers
@@ -162,6 +163,20 @@ class Config(reducers.Reducing):
     def bucket_bytes(self) -> int:
         """Return the bytes that a bucket of the gradient has at most."""
         return max(1, round((self.bucket_mib or DEFAULT_BUCKET_MIB) * 2**20))
+
+    def cuts(self, sizes: Sequence[int]) -> set[int]:
+        """Return the numbers of the variables of these ``sizes`` at which a fragment of any phase begins.
+
+        Raises a ``ValueError`` of one line that begins with the key where there are too few variables.
+        """
+        cuts = set[int]()
+        for number, phase in enumerate(self.phases):
+            if phase.outer is not None:
+                try:
+                    cuts |= {*fragment_bounds(sizes, phase.outer.fragments)[1:-1]}
+                except InvalidArgument as error:
+                    raise ConfigurationError(error.text, key=f"phases[{number}].outer.fragments") from error
+        return cuts
 
     @property
     def automatic(self) -> list[int]:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import ConfigDict, model_validator
 
 from commlib.registry import check_options
+from commlib.rounds import Schedule
 from datacache.storage import Storage
 from training.config.reducers import GivenReducer, Reducing
 from training.config.schedules import DensityWarmup, LearningRate, MomentumSchedule
@@ -16,6 +17,7 @@ from training.config.schema import (
     Positive,
     Rate,
     Record,
+    WholeNumber,
     expect,
     imported,
     is_number,
@@ -146,12 +148,33 @@ class Outer(Record):
     """Share of the last round's velocity that is added to the next."""
     nesterov: bool = False
     """Whether the weights are moved by Nesterov's momentum."""
+    fragments: Count = 1
+    """Parts of the weights, whole variables and of about equal size, that are exchanged in turns."""
+    delay: WholeNumber = 0
+    """Steps that a replica takes while a fragment is exchanged, before the mean difference is applied."""
+    update: Literal["mixed", "eager"] = "mixed"
+    """After a delay, ``mixed``: the common weights are mixed into those of the replica; ``eager``: the
+    replica has moved by its own difference at once, which is corrected."""
+    mixing: Part | None = None
+    """Share of the replica's own weights in the mixture; 0.5 without it."""
 
     @model_validator(mode="after")
-    def _nesterov_has_a_momentum(self) -> "Outer":
+    def _has_what_its_settings_need(self) -> "Outer":
         if self.nesterov and not self.momentum:
             raise problem("expected false where momentum is 0, got true", key="nesterov")
+        if self.update == "eager" and not self.delay:
+            raise problem("expected mixed where delay is 0, got eager", key="update")
+        if self.mixing is not None and (not self.delay or self.update == "eager"):
+            why = f"update is {self.update}" if self.delay else "delay is 0"
+            raise problem(f"expected none where {why}, got {self.mixing}", key="mixing")
         return self
+
+    @property
+    def own_share(self) -> float:
+        """Return the share of the replica's own weights where a fragment arrives."""
+        if self.update == "eager" or not self.delay:
+            return 0.0
+        return 0.5 if self.mixing is None else self.mixing
 
 
 class Budget(Record):
@@ -209,10 +232,21 @@ class Phase(Reducing):
         """Whether the ranks of a node take their local steps as one replica."""
         return self.local_steps is not None and self.local != "rank"
 
+    @property
+    def schedule(self) -> Schedule | None:
+        """Return when fragments are exchanged, if steps are local; ``InvalidArgument`` if they cannot be."""
+        if self.local_steps is None:
+            return None
+        outer = self.outer or Outer()
+        return Schedule(self.local_steps, outer.fragments, outer.delay)
+
     def with_local_steps(self, local_steps: int) -> "Phase":
         """Return the phase with the local steps that its budget asks for; one alone is plain training."""
         if local_steps == 1 and self.outer is None:
             return self.model_copy(update={"budget": None, "local": None})
+        if (outer := self.outer) is not None:  # the next number that fragments and delay allow
+            least = max(local_steps, outer.fragments * (outer.delay + 1))
+            local_steps = -(-least // outer.fragments) * outer.fragments
         return self.model_copy(update={"budget": None, "local_steps": local_steps})
 
     @property

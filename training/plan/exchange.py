@@ -9,8 +9,8 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from commlib import Link, LinkBytes, Network, bytes_of_nodes, predict_seconds
-from commlib.exchange import bucket_bounds
 from commlib.reducers import reducer_class, reducer_options
+from commlib.rounds import Schedule
 from training.config.records import Phase
 from training.plan.site import Site, nodes_of
 
@@ -90,29 +90,44 @@ class Exchange:
 # -------------------------------------------------------- rounds of local steps
 
 
-def exchanges_per_step(counts: Sequence[int], local_steps: int | None) -> list[float]:
-    """Return the mean exchanges of a step in each run of ``counts`` steps of a phase; its last step has one.
+def exchanges_per_step(counts: Sequence[int], schedule: Schedule | None) -> list[list[float]]:
+    """Return the mean exchanges of each fragment in a step, for each run of ``counts`` steps of a phase.
 
-    >>> exchanges_per_step([10, 5], 4)  # after the steps 4, 8, 12 and 15
-    [0.2, 0.4]
+    After its last step a phase exchanges all fragments, in place of what would arrive then or later.
+
+    >>> exchanges_per_step([10, 5], Schedule(4))  # after the steps 4, 8, 12 and 15
+    [[0.2], [0.4]]
+    >>> exchanges_per_step([10, 6], Schedule(8, fragments=2, delay=1))  # 8, 16 and 4, 12, 16
+    [[0.1, 0.1], [0.16666666666666666, 0.3333333333333333]]
     >>> exchanges_per_step([10, 5], None)
-    [1.0, 1.0]
+    [[1.0], [1.0]]
     """
-    length, steps = local_steps or 1, sum(counts)
-    ended = [-(-end // length) if end == steps else end // length for end in accumulate(counts, initial=0)]
-    return [(after - before) / count for (before, after), count in zip(pairwise(ended), counts, strict=True)]
+    if schedule is None:
+        return [[1.0] for _ in counts]
+    steps, last = sum(counts), sum(counts) - schedule.delay - 1
+
+    def until(step: int, fragment: int) -> int:
+        left = (min(step, last) - fragment * schedule.interval) // schedule.steps + (fragment > 0)
+        return max(0, left) + (step == steps)
+
+    runs = pairwise(accumulate(counts, initial=0))
+    numbers = range(schedule.fragments)
+    return [[(until(high, each) - until(low, each)) / (high - low) for each in numbers] for low, high in runs]
 
 
 @dataclass(frozen=True)
 class StepExchange:
-    """The exchanges of an average step of a phase: a ``share`` of the exchange between replicas.
+    """The exchanges of an average step of a phase: a share of each fragment's ``parts`` between replicas.
 
-    A replica that is a whole node also averages the gradients of its ranks in each step.
+    A replica that is a whole node also averages the gradients of its ranks in each step. ``unhidden``: the
+    part of each share that nothing hides, since replicas wait for it at the end of the phase.
     """
 
     phase: Phase
     exchange: Exchange
-    share: float
+    parts: Sequence[Exchange]
+    shares: Sequence[float]
+    unhidden: float = 0.0
 
     @property
     def inside(self) -> Exchange | None:
@@ -125,33 +140,42 @@ class StepExchange:
         """Return the bytes of each node, as :meth:`Exchange.node_bytes`; ``None`` if they are not known."""
         if not self.exchange.is_known:
             return None
-        sent = [self.share * each for each in self.exchange.node_bytes()]
+        of_parts = [part.node_bytes() for part in self.parts]
+        sent = [
+            sum(share * each for share, each in zip(self.shares, of_node, strict=True))
+            for of_node in zip(*of_parts, strict=True)
+        ]
         if self.inside is None or len(sent) > 1:
             return sent
         return [sent[0] + self.inside.node_bytes()[0]]
 
-    def seconds(self) -> float:
-        """Return the seconds of the messages, none of which computing hides."""
+    def seconds(self, computing: float = 0.0) -> tuple[float, float]:
+        """Return the seconds of the messages, and those of them that ``computing`` of a delay hides."""
         inside = 0.0 if self.inside is None else self.inside.seconds()[0]
-        return inside + self.share * sum(self.exchange.seconds()[1])
+        outer = self.phase.outer
+        room = outer.delay * (computing + inside) if outer is not None and computing else 0.0
+        whole, hidden = inside, 0.0
+        for part, share in zip(self.parts, self.shares, strict=True):
+            seconds = sum(part.seconds()[1])
+            whole += share * seconds
+            hidden += (share - self.unhidden) * min(seconds, room)
+        return whole, hidden
 
 
 # -------------------------------------------------------- messages beside the backward pass
 
 
-def overlapped_seconds(
-    computing: float, sizes: Sequence[int], bucket_bytes: int, messages: Sequence[float]
-) -> float:
+def overlapped_seconds(computing: float, sizes: Sequence[int], messages: Sequence[float]) -> float:
     """Return the seconds of a step in which messages of a bucket begin once its gradients are computed.
 
-    ``sizes``: entries of each variable, in the order of the layers, the last of which is ready first. How
-    long a layer computes is not known: its share of the weights stands for it. ``messages``: the seconds of
-    each bucket's, which follow each other.
+    ``sizes``: entries of each bucket, in the order of the layers, the last of which is ready first. How long
+    a layer computes is not known: its share of the weights stands for it. ``messages``: the seconds of each
+    bucket's, which follow each other.
 
-    >>> overlapped_seconds(9.0, [10, 20], 4 * 20, [1.0, 5.0])  # forward to 3, layers to 7 and 9
+    >>> overlapped_seconds(9.0, [10, 20], [1.0, 5.0])  # forward to 3, layers to 7 and 9
     13.0
     """
-    shares = [(high - low) / sum(sizes) for low, high in pairwise(bucket_bounds(sizes, bucket_bytes))]
+    shares = [size / sum(sizes) for size in sizes]
     ready, end = FORWARD * computing, 0.0
     for share, seconds in zip(reversed(shares), reversed(messages), strict=True):
         ready += (1 - FORWARD) * computing * share

@@ -4,15 +4,16 @@ What each phase takes of steps, memory, bytes, seconds and money.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import isfinite
 from typing import Any
 
 from commlib.errors import one_line
 from commlib.exchange import bucket_bounds
 from commlib.reducers import reducer_class
+from commlib.rounds import fragment_bounds
 from commlib.tuning.tuner import ALONE, Choice, choose
 from commlib.vectors import VALUE_BYTES
 from datacache.capacity import readable
@@ -246,11 +247,26 @@ class _Planner:
     @property
     def bucket_sizes(self) -> list[int]:
         """Return the entries of each bucket: one where ranks are alone, or gradients stay on GPUs."""
-        on_gpus = self.site.has_gpus and self.config.transport != "mpi"
-        if self.site.ranks == 1 or on_gpus:
-            return [self.weights.size]
-        bounds = bucket_bounds(self.weights.sizes, self.config.bucket_bytes)
-        return [high - low for low, high in pairwise(bounds)]
+        bounds = [0, self.weights.size]
+        if self.site.ranks > 1 and not self.on_gpus:
+            bounds = bucket_bounds(self.weights.sizes, self.config.bucket_bytes)
+        ends = list(accumulate(self.weights.sizes, initial=0))
+        cuts = {ends[number] for number in self.config.cuts(self.weights.sizes)}
+        return [high - low for low, high in pairwise(sorted({*bounds, *cuts}))]
+
+    @property
+    def on_gpus(self) -> bool:
+        """Return whether gradients stay on GPUs."""
+        return self.site.has_gpus and self.config.transport != "mpi"
+
+    def _fragments(self, exchange: Exchange, phase: Phase) -> list[Exchange]:
+        """Return the exchange of each fragment, which has whole buckets."""
+        fragments = phase.outer.fragments if phase.outer is not None else 1
+        ends = list(accumulate(self.weights.sizes, initial=0))
+        bounds = [ends[each] for each in fragment_bounds(self.weights.sizes, fragments)]
+        buckets = list(accumulate(exchange.sizes, initial=0))
+        places = [buckets.index(bound) for bound in bounds]
+        return [replace(exchange, sizes=exchange.sizes[low:high]) for low, high in pairwise(places)]
 
     @cached_property
     def dense_bytes(self) -> int:
@@ -269,8 +285,12 @@ class _Planner:
         counts = [steps for _, steps in densities]
         exchange = Exchange(self.site, self.bucket_sizes, name, options)
         exchanges = [exchange.at(density) if selects else exchange for density, _ in densities]
-        shares = exchanges_per_step(counts, phase.local_steps)
-        each_step = [StepExchange(phase, *pair) for pair in zip(exchanges, shares, strict=True)]
+        shares = exchanges_per_step(counts, phase.schedule)
+        each_step = [
+            StepExchange(phase, each, self._fragments(each, phase), own)
+            for each, own in zip(exchanges, shares, strict=True)
+        ]
+        each_step[-1] = replace(each_step[-1], unhidden=1 / counts[-1])
         computing = self._computing(number, task.describe(phase), epoch)
         seconds = [self._seconds(each, computing) for each in each_step]
         sent = [each.node_bytes() for each in each_step]
@@ -323,14 +343,14 @@ class _Planner:
         if not exchange.is_known or self.site.network is None:
             return None, None
         if given.phase.local_steps is not None:
-            sent = given.seconds()
-            return sent, None if computing is None else computing + sent
+            hides = self.config.overlap and not self.on_gpus
+            sent, hidden = given.seconds(computing or 0.0)
+            return sent, None if computing is None else computing + sent - hidden * hides
         whole, messages = exchange.seconds()
         if computing is None or len(messages) == 1:
             return sum(messages), None if computing is None else computing + whole
         if self.config.overlap and self.config.accumulate == 1:
-            sizes, most = self.weights.sizes, self.config.bucket_bytes
-            return sum(messages), overlapped_seconds(computing, sizes, most, messages)
+            return sum(messages), overlapped_seconds(computing, exchange.sizes, messages)
         return sum(messages), computing + sum(messages)
 
     def _memory(self, phase: Phase, exchange: Exchange, wrappers: Sequence[Mapping[str, Any]]) -> Memory:

@@ -62,7 +62,7 @@ class Checkpointer:
         self._checkpoints = Checkpoints(
             self.place, world, run=identity, keep=settings.keep, per_host=settings.per_node
         )
-        self._copy_seconds = 0.0  # of the latest
+        self._copy_seconds, self._latest = 0.0, -1  # of the latest, and its step
 
     # ------------------------------------------------------------------------------------- saving
 
@@ -81,7 +81,9 @@ class Checkpointer:
     def after_step(self, phase: PhaseRun, step: Step) -> None:
         """Continue a checkpoint, and begin one that is due; raise :class:`Preempted` after SIGTERM."""
         at, flags = self._run.position, step.report.flags
-        if step.hyperparameters.round_steps and not flags & WRITING and self._checkpoints.is_under_way:
+        flags_of = at.steps - (phase.phase.outer.delay if phase.phase.outer else 0)  # when the exchange began
+        is_known = bool(step.hyperparameters.round_steps) and flags_of > self._latest
+        if is_known and not flags & WRITING and self._checkpoints.is_under_way:
             # Within a round the flags are not those of all ranks. No rank waits for another one's disk.
             self._report(self._checkpoints.proceed(), 0.0)
         terminated = bool(flags & TERMINATED)
@@ -113,6 +115,7 @@ class Checkpointer:
         shared |= loop
         own["accumulator"] = run.accumulator.as_tree()
         self._copy_seconds = time.perf_counter() - start
+        self._latest = run.position.steps
         self._checkpoints.start(run.position.steps, shared, own, best=best)
 
     def finish(self) -> None:

@@ -1,5 +1,6 @@
 """The exchange of a run, phase by phase: which reducer has the gradient, and whether steps are local."""
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -28,6 +29,8 @@ class PhaseExchange(Part):
     def __init__(self, config: Config, topology: Topology, model: Model) -> None:
         self._config, self._model = config, model
         exchanges = any(phase.local_steps is None for phase in config.phases)
+        delays = any(phase.outer and phase.outer.delay for phase in config.phases)
+        sizes = [math.prod(variable.shape) for variable in model.variables]
         self.gradients = DistributedGradients(
             topology,
             model.variables,
@@ -35,6 +38,8 @@ class PhaseExchange(Part):
             bucket_bytes=config.bucket_bytes,
             overlap=config.overlap and config.accumulate == 1 and exchanges,
             tables=model.tables.sparse,
+            cuts=config.cuts(sizes),
+            background=config.overlap and delays,
         )
         self.local: LocalSteps | None = None
 
@@ -142,7 +147,7 @@ class PhaseExchange(Part):
         if own is None:
             return self._load_of_another_world(checkpoint, shared.get("local_steps"))
         if self.local is not None:
-            self.local.restore_own(own["local_steps"])
+            self.local.restore_own(shared["local_steps"], own["local_steps"])
         state = own["reducer"]
         dense_residual(state, self.gradients.size)  # raises if the state is not a reducer's
         try:
@@ -160,6 +165,8 @@ class PhaseExchange(Part):
             f"{checkpoint.world_size} ranks have become {now}: what they held back goes into the next step, "
             "and random states of the model begin again"
         ]
+        if self.local is not None and self.local.restore_elsewhere(local_steps):
+            lines.append("local steps: the mean of the fragment that was under way is applied")
         if local_steps is not None:
             lost = ", and the local steps of the round that was under way are lost"
             more = lost if local_steps["in_round"] else ""

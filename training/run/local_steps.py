@@ -3,10 +3,12 @@
 The algorithm is in :mod:`commlib.rounds`.
 """
 
+import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import fields, replace
-from itertools import chain
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
+from itertools import accumulate, chain, pairwise
 from types import ModuleType
 from typing import Any
 
@@ -15,14 +17,17 @@ import tensorflow as tf
 
 from commlib import Exchange, Report, Topology, make_reducer
 from commlib.arrays import copy_of, empty, to_host
-from commlib.reducers.report import StageSeconds
-from commlib.rounds import OuterSgd, Rounds
+from commlib.reducers.report import StageSeconds, merged
+from commlib.rounds import OuterSgd, Rounds, Weights, fragment_bounds
 from commlib.tensorflow import DistributedGradients, array_of, cut_up, tensor_of
 from commlib.topology import Traffic
 from commlib.vectors import Float32, is_finite
+from training.checkpoint.serialization import parsed
 from training.config.records import Outer, Phase
+from training.results import StepHyperparameters
 from training.run.backward import assign
 
+ALL = slice(None)
 NOTHING_EXCHANGED = Report(finite=True, selected=0, applied=0, traffic=Traffic(), seconds=StageSeconds())
 
 
@@ -31,26 +36,34 @@ class FlatVariables:
 
     def __init__(self, variables: Sequence[Any], arrays: ModuleType) -> None:
         self._variables, self._arrays = variables, arrays
-        self._shapes = [tuple(variable.shape) for variable in variables]
+        self.sizes = [math.prod(variable.shape) for variable in variables]
+        self._entries = list(pairwise(accumulate(self.sizes, initial=0)))
 
-    def read(self) -> Float32:
-        flat = tf.concat([tf.reshape(variable, [-1]) for variable in self._variables], axis=0)
+    def read(self, part: slice = ALL) -> Float32:
+        """Return a copy of the vector, or of the ``part`` of whole variables."""
+        flat = tf.concat([tf.reshape(variable, [-1]) for variable in self._in(part)], axis=0)
         return copy_of(array_of(flat, self._arrays))
 
-    def write(self, vector: Float32) -> None:
+    def write(self, vector: Float32, part: slice = ALL) -> None:
         """Assign values, which are copied: TensorFlow keeps the memory that it is given."""
-        parts = cut_up(tensor_of(copy_of(vector)), self._shapes)
-        for variable, part in zip(self._variables, parts, strict=True):
-            variable.assign(part)
+        variables = self._in(part)
+        parts = cut_up(tensor_of(copy_of(vector)), [tuple(variable.shape) for variable in variables])
+        for variable, values in zip(variables, parts, strict=True):
+            variable.assign(values)
+
+    def _in(self, part: slice) -> list[Any]:
+        low, high, _ = part.indices(sum(self.sizes))
+        own = zip(self._variables, self._entries, strict=True)
+        return [variable for variable, (first, end) in own if low <= first and end <= high]
 
 
 class LocalSteps(Exchange):
     """The exchange of a phase with local steps: within a round, ``wait`` returns the replica's own gradient.
 
     With ``local: node`` the ranks of a node are one replica: their gradients are averaged in every step.
-    ``end_round`` exchanges the differences of weights through ``gradients``. A skipped round restores the
-    state of ``optimizer``, and ``changed``: the variables that a forward pass changes. ``before``: the local
-    steps of the phase before, whose outer velocity continues.
+    ``end_step`` exchanges the differences of weights through ``gradients``, where no bucket is of several
+    fragments. A skipped round restores the state of ``optimizer``, and ``changed``: the variables that a
+    forward pass changes. ``before``: the local steps of the phase before, whose outer velocity continues.
     """
 
     rounds: Rounds
@@ -75,13 +88,21 @@ class LocalSteps(Exchange):
         velocity: Float32 | None = None if before is None else before.rounds.outer.velocity
         outer = phase.outer or Outer()
         update = OuterSgd(outer.rate, outer.momentum, nesterov=outer.nesterov, velocity=velocity)
-        self.rounds = Rounds(update, self._reduce)
+        self._send, eager = gradients.exchange.submit_part, outer.update == "eager"
+        self.rounds = Rounds(update, self._send, self._receive, mixing=outer.own_share, eager=eager)
+        ends = list(accumulate(self.weights.sizes, initial=0))
+        bounds = [ends[each] for each in fragment_bounds(self.weights.sizes, outer.fragments)]
+        self._fragments = [
+            *(slice(*each) for each in pairwise(bounds)),
+            slice(0, gradients.size),
+        ]  # ALL_FRAGMENTS
         self._node: Topology | None = None
         if phase.replica_is_node and topology.node.size > 1:
             self._node = Topology(topology.node)
             self._node_reducer = make_reducer("dense", self._node, gradients.size)
 
     def close(self) -> None:
+        self.rounds.finish()
         if self._node is not None:
             self._node_reducer.close()
             self._node.close()
@@ -95,6 +116,7 @@ class LocalSteps(Exchange):
         """Begin a round, unless one is under way; before the forward pass."""
         if not self.in_round:
             self.rounds.begin(self.weights.read())
+        if not self._before:
             self._before = [variable.numpy() for variable in self._restored]
 
     def submit(self, bucket: int, gradient: Any) -> None:
@@ -117,34 +139,39 @@ class LocalSteps(Exchange):
             own, report = copy_of(vector), NOTHING_EXCHANGED
             self.rounds.failed |= not is_finite(own)
         else:
-            with self._gradients.guard():
+            # A guard is of one thread at a time; the watchdog bounds what is outside of one, too.
+            with self._gradients.guard() if self.rounds.leaving is None else nullcontext():
                 own = self._node_reducer.reduce(vector, out=empty(len(vector), self._arrays))
             assert self._node_reducer.last is not None
             report = replace(self._node_reducer.last, selected=0, applied=0, flags=0)
             self.rounds.failed |= not report.finite
         return own, replace(report, finite=not self.rounds.failed)
 
-    def end_round(self, within: Report) -> Report:
-        """Exchange, and set the common weights; return a report that includes ``within``; collective."""
-        weights, report = self.rounds.end(self.weights.read())
-        self.finish_round(weights, report)
-        seconds = {
-            each.name: getattr(report.seconds, each.name) + getattr(within.seconds, each.name)
-            for each in fields(StageSeconds)
-        }
-        return replace(report, traffic=report.traffic + within.traffic, seconds=StageSeconds(**seconds))
+    def end_step(self, hyperparameters: StepHyperparameters, within: Report) -> Report:
+        """Exchange as :meth:`commlib.rounds.Rounds.end_step`; return a report that includes the step's.
 
-    def finish_round(self, weights: Float32, report: Report) -> None:
-        """Set the new common weights; where the round is skipped restore all else."""
-        self.weights.write(weights)
-        if not report.finite:
-            assign(self._restored, self._before)
+        Where an exchange is skipped, all that a step changes is as at the begin of the round.
+        """
+        report = self.exchange(hyperparameters, self.weights)
+        self.end_round(report)
+        # Whether this rank's own steps were finite is known to all only when its next fragment arrives.
+        return within if report is None else merged([replace(within, finite=True), report])
+
+    def exchange(self, hyperparameters: StepHyperparameters, weights: Weights) -> Report | None:
+        """Exchange fragments of the replica's ``weights`` after a step; return the report, if one arrived."""
+        leaving = None if hyperparameters.leaving is None else self._fragments[hyperparameters.leaving]
+        return self.rounds.end_step(weights, leaving, arrives=hyperparameters.round_steps > 0)
+
+    def end_round(self, report: Report | None) -> None:
+        """Restore all but the weights where the exchange with this report, if there was one, was skipped."""
+        if report is not None:
+            if not report.finite:
+                assign(self._restored, self._before)
+            self._before = []
 
     def abandon_round(self) -> None:
         """Return to the common weights without an exchange, where a run ends within a round."""
-        if self.rounds.common is not None:
-            self.weights.write(self.rounds.common)
-            self.rounds.common = None
+        self.rounds.abandon(self.weights)
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:
@@ -159,51 +186,87 @@ class LocalSteps(Exchange):
         finally:
             self.weights.write(own)
 
-    def _reduce(self, difference: Float32) -> tuple[Float32, Report]:
-        exchange = self._gradients.exchange
-        for bucket, part in enumerate(exchange.slices):
-            exchange.submit(bucket, difference[part])
-        return self._gradients.wait()
+    def _receive(self, fragment: slice) -> tuple[Float32, Report]:
+        mean, report = self._gradients.wait()
+        return mean[fragment], report
 
-    def apply(self, mean: Float32) -> None:
+    def apply(self, mean: Float32, fragment: slice = ALL) -> None:
         """Update the common weights by a mean difference, which is changed."""
-        self.weights.write(self.rounds.outer.apply(self.weights.read(), mean))
+        weights = self.weights.read()
+        self.rounds.outer.apply(weights, mean, fragment)
+        self.weights.write(weights)
 
     def join(self) -> Traffic:
         """Set the optimizer of every rank to the mean of all, with a dense reducer; return the traffic."""
         traffic = Traffic()
         for slots in self._slots:
             values = FlatVariables(slots, self._arrays)
-            mean, report = self._reduce(values.read())
+            self._send(self._fragments[-1], values.read())
+            mean, report = self._receive(self._fragments[-1])
             values.write(mean)
             traffic += report.traffic
         return traffic
 
     def shared_state(self) -> dict[str, Any]:
-        """Return the state that is equal on all ranks, besides the common weights."""
-        velocity = self.rounds.outer.velocity
-        return {"velocity": None if velocity is None else to_host(velocity), "in_round": self.in_round}
+        """Return the state that is equal on all ranks, besides the common weights.
+
+        Arrays are copies. An exchange that is under way is waited for: what it brings is in the state.
+        """
+        self.rounds.finish()
+        velocity, under_way = self.rounds.outer.velocity, None
+        if (fragment := self.rounds.leaving) is not None and self.rounds.arrived is not None:
+            mean, report = self.rounds.arrived
+            under_way = {
+                "entries": [fragment.start, fragment.stop],
+                "mean": to_host(mean.copy()) if report.finite else None,
+            }
+        return {
+            "velocity": None if velocity is None else to_host(velocity.copy()),
+            "in_round": self.in_round,
+            "under_way": under_way,
+        }
 
     def own_state(self) -> dict[str, Any]:
         """Return the state of this rank: of its optimizer, and of the round that is under way."""
-        round_state = None
+        round_state, rounds = None, self.rounds
         if self.in_round:
+            report = (
+                None if rounds.arrived is None else replace(rounds.arrived[1], flags=0)
+            )  # SIGTERM is over
             round_state = {
                 "weights": to_host(self.weights.read()),
-                "failed": self.rounds.failed,
+                "failed": rounds.failed,
                 "before": list(self._before),
+                "report": None if report is None else json.dumps(asdict(report), default=int),
+                "ahead": None if rounds.ahead is None else to_host(rounds.ahead),
             }
         return {"optimizer": [variable.numpy() for variable in self._optimizer], "round": round_state}
 
     def restore_shared(self, state: Mapping[str, Any]) -> None:
-        velocity = state["velocity"]
-        self.rounds.outer.velocity = None if velocity is None else self._arrays.array(velocity, np.float32)
+        self.rounds.outer.velocity = self._vector(state["velocity"])
 
-    def restore_own(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``own_state`` returned; the model has the common weights."""
-        self.rounds.common = None
+    def restore_own(self, shared: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        """Restore what ``shared_state`` and ``own_state`` returned; the model has the common weights."""
+        rounds = self.rounds
+        rounds.common, self._before = None, []
         assign(self._optimizer, state["optimizer"])
         if (found := state["round"]) is not None:
-            self.rounds.begin(self.weights.read())
-            self.rounds.failed, self._before = found["failed"], list(found["before"])
-            self.weights.write(self._arrays.array(found["weights"], np.float32))
+            rounds.begin(self.weights.read())
+            rounds.failed, self._before = found["failed"], list(found["before"])
+            self.weights.write(self._vector(found["weights"]))
+            rounds.ahead = self._vector(found["ahead"])
+            if (under_way := shared["under_way"]) is not None:
+                rounds.leaving = slice(*under_way["entries"])
+                rounds.arrived = self._vector(under_way["mean"]), parsed(Report, found["report"])
+
+    def restore_elsewhere(self, shared: Mapping[str, Any]) -> bool:
+        """Apply what was under way among another number of ranks, if anything was; return whether."""
+        under_way = shared["under_way"]
+        if under_way is None or under_way["mean"] is None:
+            return False
+        self.apply(self._vector(under_way["mean"]), slice(*under_way["entries"]))
+        return True
+
+    def _vector(self, values: Any) -> Any:
+        """Return a vector of a checkpoint, if there is one, in the memory of gradients."""
+        return None if values is None else self._arrays.array(values, np.float32)

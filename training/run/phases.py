@@ -8,7 +8,7 @@ from commlib.tuning.tuner import Choice
 from training.config.config import Config
 from training.config.records import Phase
 from training.config.schedules import Span, momentum_at
-from training.results import PhaseResult, Position, StepHyperparameters
+from training.results import ALL_FRAGMENTS, PhaseResult, Position, StepHyperparameters
 from training.run.autotune import check_budget
 from training.run.backward import Backward
 from training.run.data import Data, PhaseData
@@ -54,22 +54,31 @@ class PhaseRun:
 
     def hyperparameters(self, step: int) -> StepHyperparameters:
         momentum = None if self.momentum is None else momentum_at(self.momentum, step, self.steps)
-        return StepHyperparameters(self.rate.at(step, self.steps), momentum, self._round_steps(step))
+        return StepHyperparameters(self.rate.at(step, self.steps), momentum, *self._exchanged(step + 1))
 
-    def _round_steps(self, step: int) -> int:
-        """Return how many steps the round has that ends with this step; 0 within one."""
-        local_steps = self.phase.local_steps or 1
-        ends = (step + 1) % local_steps == 0 or step + 1 == self.steps
-        return step % local_steps + 1 if ends else 0
+    def _exchanged(self, step: int) -> tuple[int, int | None]:
+        """Return how many steps the round has that a step ends, numbered from 1, and what leaves after it."""
+        if (schedule := self.phase.schedule) is None:
+            return 1, None
+        if step == self.steps:
+            return schedule.since(step), ALL_FRAGMENTS
+        # What would arrive no earlier than at the end of the phase leaves there with all others.
+        leaving = schedule.leaving(step) if step + schedule.delay < self.steps else None
+        return schedule.since(step) if schedule.arrives(step) else 0, leaving
 
     def how_rounds_go(self) -> str | None:
         """Return a line on the local steps of the phase, if it has them."""
-        if (local_steps := self.phase.local_steps) is None:
+        if (schedule := self.phase.schedule) is None:
             return None
-        last = self.steps % local_steps
-        shorter = f"; its last round has {last}" if last else ""
+        last = schedule.since(self.steps)
+        shorter = f"; its last round has {last}" if last != schedule.interval else ""
         whose = "rank" if self.phase.local == "rank" else "node"
-        return f"phase {self.number + 1}: {local_steps} local steps of each {whose} to an exchange{shorter}"
+        how = f"{schedule.steps} local steps of each {whose} to an exchange"
+        if schedule.fragments > 1:
+            how += f", one of {schedule.fragments} fragments after every {schedule.interval}"
+        if schedule.delay:
+            how += f", for which {schedule.delay} more have time"
+        return f"phase {self.number + 1}: {how}{shorter}"
 
     def density(self, epoch: int) -> float | None:
         """Return the density of an epoch of the phase; ``None`` if its reducer has none."""

@@ -72,11 +72,11 @@ class TrainingStep:
         else:
             backward.undo(before)
         if local is not None:
+            with self.stopwatch.measure("exchange_wait"):
+                report = local.end_step(hyperparameters, within=report)
             if not hyperparameters.round_steps:
                 # A round is skipped as a whole, at its end.
                 return loss, replace(report, finite=True)
-            with self.stopwatch.measure("exchange_wait"):
-                report = local.end_round(within=report)
         if self.optimizer.scale is not None:
             self.optimizer.scale.update(report.finite)
         return loss, report

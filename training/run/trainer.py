@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +165,9 @@ class Trainer:
 
     def record(self, recorder: Recorder | None) -> None:
         self.parts.step.record(recorder)
+
+    def common_weights(self) -> AbstractContextManager[None]:
+        return self.parts.exchange.common_weights()
 
     def restart_step_clock(self) -> None:
         self._last = self.topology.world.now()
