@@ -279,13 +279,13 @@ def try_out(
     for density in densities:
         case = Case(topology.nodes, size, check_density(density))
         while (candidate := _most_promising(profile, case)) is not None:
-            (taken,) = _seconds_in_turns(topology, case, [candidate], gradients)
+            (taken,) = seconds_in_turns(topology, case, [candidate], gradients)
             trial = Trial(candidate, size, density, _median(taken))
             profile = replace(profile, trials=(*profile.trials, trial))
         last = list(dict.fromkeys([DENSE, *own.get(density, ()), *_close_to_the_fastest(profile, case)]))
         attempts: list[list[Trial]] = []
         while len(attempts) < ATTEMPTS and min(map(_widest, attempts), default=inf) > WIDE:
-            seconds = _seconds_in_turns(topology, case, last, gradients)
+            seconds = seconds_in_turns(topology, case, last, gradients)
             pairs = zip(last, seconds, strict=True)
             attempts.append([Trial(each, size, density, _median(own), _spread(own)) for each, own in pairs])
         again = [trial for trial in _trials(profile, case) if trial.candidate in last]
@@ -308,7 +308,7 @@ def _close_to_the_fastest(profile: Profile, case: Case) -> list[Candidate]:
     return [each for each in so_far if seconds[each] <= limit]
 
 
-def _seconds_in_turns(
+def seconds_in_turns(
     topology: Topology, case: Case, chosen: Sequence[Candidate], gradients: Sequence[Float32]
 ) -> list[list[float]]:
     """Return the seconds of some steps of each candidate, which take turns."""
