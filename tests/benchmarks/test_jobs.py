@@ -19,5 +19,5 @@ def test_however_it_ends_the_cluster_is_taken_down(monkeypatch, tmp_path, error)
     with pytest.raises(error), cluster_until_end() as cluster:
         cluster.up(4, "1gbit")
         raise error
-    assert calls.read_text() == "--rate=1gbitdown"
+    assert calls.read_text() == "--delay=0down"
     assert signal.getsignal(signal.SIGTERM) == before

@@ -25,7 +25,7 @@ def test_phases_take_what_they_do_not_name_from_the_configuration():
         "decay": 1.0,
         "hierarchical": True,
     }
-    assert config.reducer_config(second) == {"name": "dense"}
+    assert config.reducer_config(second) == {"name": "dense", "values": "fp32"}
 
 
 @pytest.mark.parametrize("name", REDUCERS)
@@ -81,7 +81,7 @@ def test_wrappers_are_inherited_by_sparse_reducers_alone(tmp_path):
         {"name": "momentum_correction", "momentum": 0.9},
         {"name": "local_clipping", "norm": 1.0},
     ]
-    assert second == {"name": "dense"}
+    assert second == {"name": "dense", "values": "fp32"}
     assert_read_back(config, tmp_path)
     without = load(DIGITS, [*words, "phases.0.reducer={wrappers: []}"])
     assert without.reducer_config(without.phases[0]) == load(DIGITS).reducer_config(config.phases[0]) | {
@@ -167,7 +167,7 @@ WRONG = {
     "density, decay, hierarchical, selector, wire, repartition_every, reevaluate_every, leftovers, "
     'wrappers), did you mean "leftovers"?',
     "phases.1.reducer.leftovers=owner": "phases[1].reducer.leftovers: dense has no such option (its options: "
-    "none)",
+    "values)",
     "phases.0.reducer={name: auto, wire: gap}": "phases[0].reducer.wire: auto picks its own; got 'gap'",
     "include=other.yaml": "include=other.yaml: expected in a file, whose own keys come before",
     "reducer={name: hitopk, wrappers: [{name: momentum}]}": "wrappers[0].name: unknown wrapper",
