@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import redirect_stderr, redirect_stdout
@@ -52,8 +53,13 @@ def ends_of(records: Iterable[Mapping[str, Any]], experiment: Mapping[str, Any])
     return {place: values for place, values in found.items() if values}
 
 
-def table(ends: Ends, experiment: Mapping[str, Any]) -> str:
-    """Return the table of an experiment: where each variant ends, and how far that is from dense."""
+def table(
+    ends: Ends, experiment: Mapping[str, Any], sent: Mapping[tuple[str, tuple[int, ...]], float]
+) -> str:
+    """Return the table of an experiment: where each variant ends, and how far that is from dense.
+
+    ``sent``: the MB of each, if they are shown.
+    """
     metric = metrics_of(experiment)[experiment["metric"]]
     form = ".2%" if metric.share else ".4g"
     (dense,) = (fmean(values) for (variant, _), values in ends.items() if variant == DENSE)
@@ -62,9 +68,19 @@ def table(ends: Ends, experiment: Mapping[str, Any]) -> str:
         mean, between = fmean(values), f"{min(values):{form}} … {max(values):{form}}"
         against = f"{100 * (mean - dense):+.2f} points" if metric.share else f"{mean / dense - 1:+.1%}"
         shown = [str(len(values)), f"{mean:{form}}", between, "" if variant == DENSE else against]
-        lines.append([variant, " + ".join(map(str, layout)), *shown])
-    header = ["reducer", "ranks", "seeds", experiment["label"], "smallest … largest", "against dense"]
-    return markdown(header, lines)
+        megabytes = [f"{sent[variant, layout]:,.1f}"] if sent else []
+        lines.append([variant, " + ".join(map(str, layout)), *megabytes, *shown])
+    header = ["reducer", "ranks", *(["MB sent"] if sent else []), "seeds"]
+    return markdown([*header, experiment["label"], "smallest … largest", "against dense"], lines)
+
+
+def megabytes_of(records: Iterable[Mapping[str, Any]]) -> dict[tuple[str, tuple[int, ...]], float]:
+    """Return what the busiest rank sent to other nodes in a run, in MB: means over seeds."""
+    found: dict[tuple[str, tuple[int, ...]], list[float]] = defaultdict(list)
+    for record in records:
+        case = case_of(record)
+        found[case.variant, case.layout].append(record["sent_bytes"] / 1e6)
+    return {place: fmean(values) for place, values in found.items()}
 
 
 def settings(experiment: Mapping[str, Any]) -> str:
@@ -101,7 +117,30 @@ def draw_curves(path: Path, records: Sequence[Mapping[str, Any]], experiment: Ma
         axes.legend(frameon=False, fontsize=7)
 
 
+def is_of_bytes(experiment: Mapping[str, Any]) -> bool:
+    """Whether an experiment compares where variants end with what they sent."""
+    return experiment.get("curve") == "bytes"
+
+
+def draw_bytes(path: Path, content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> None:
+    """Draw where variants end over what they sent, a panel an experiment: the mean, smallest and largest."""
+    found = {name: each for name, each in content["experiments"].items() if is_of_bytes(each)}
+    with docs_picture(path, 9.5, 4.4) as figure:
+        for axes, (name, experiment) in zip(figure.subplots(1, len(found)), found.items(), strict=True):
+            own = [record for record in records if record["case"]["experiment"] == name]
+            sent = megabytes_of(own)
+            colors = iter([*PALETTE, *MORE_COLORS])
+            for place, values in ends_of(own, experiment).items():
+                mean = fmean(values)
+                reach = [[mean - min(values)], [max(values) - mean]]
+                axes.errorbar(sent[place], mean, reach, fmt="o", ms=4, color=next(colors), label=place[0])
+            axes.set(xscale="log", xlabel="MB that a rank sent", ylabel=experiment["label"])
+            axes.set_title(experiment["title"], fontsize=9)
+            axes.legend(frameon=False, fontsize=6.5)
+
+
 ROOT = Path(__file__).resolve().parent.parent
+MORE_COLORS = ("#999999", "#8c564b", "#bcbd22", "#17becf", "#000000")
 PLAN = ROOT / "benchmarks" / "convergence.yaml"
 PAGE, PICTURES = ROOT / "docs" / "convergence.md", ROOT / "docs" / "convergence"
 RECORDS = PICTURES / "records.jsonl"
@@ -177,6 +216,7 @@ def trained(case: Case) -> dict[str, Any]:
         "case": asdict(case),
         "epochs": [{key: line[key] for key in keys} for line in lines if line["kind"] == "epoch"],
         "losses": loss_means([line["loss"] for line in lines if line["kind"] == "step"]),
+        "sent_bytes": max(totals.sent.inter for totals in run.totals),
         "skipped_steps": sum(phase.skipped_steps for phase in run.summary.phases),
         "machine": machine(),
         "command": f"python -m benchmarks.convergence --run {case.experiment}",
@@ -240,7 +280,8 @@ def blocks(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> 
     for name, experiment in content["experiments"].items():
         own = [record for record in records if record["case"]["experiment"] == name]
         if ends := ends_of(own, experiment):
-            found |= {f"{name}, settings": settings(experiment), name: table(ends, experiment)}
+            sent = megabytes_of(own) if is_of_bytes(experiment) else {}
+            found |= {f"{name}, settings": settings(experiment), name: table(ends, experiment, sent)}
     return found
 
 
@@ -249,8 +290,11 @@ def draw() -> None:
     content, records = plan(), recorded()
     rewrite(PAGE, blocks(content, records))
     for name, experiment in content["experiments"].items():
+        if is_of_bytes(experiment):
+            continue
         if own := [record for record in records if record["case"]["experiment"] == name]:
             draw_curves(PICTURES / f"{name}.svg", own, experiment)
+    draw_bytes(PICTURES / "equal_bytes.svg", content, records)
 
 
 def main() -> None:
