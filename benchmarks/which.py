@@ -28,7 +28,7 @@ from commlib import REDUCERS, Communicator, Link, Network, Topology, make_reduce
 from commlib.cost import Speeds
 from commlib.transport import simulated
 from commlib.tuning import probe, tuner
-from commlib.tuning.probe import Candidate, Gradients, Job, Profile
+from commlib.tuning.probe import Candidate, Gradients, Profile
 from commlib.tuning.tuner import Case
 from training.bench.record import command, machine
 from training.process.job import as_rank
@@ -244,12 +244,6 @@ def records() -> list[dict[str, Any]]:
     return [json.loads(line) for line in RECORDS.read_text().splitlines()] if RECORDS.exists() else []
 
 
-def profile_of(content: dict[str, Any]) -> Profile:
-    """Return the profile of a record."""
-    network = Network(**{name: Link(**link) for name, link in content["network"].items()})
-    return Profile(Job(**content["job"]), network, Speeds(**content["speeds"]))
-
-
 @dataclass(frozen=True)
 class Verdict:
     """A measured cell: the reducer predicted to be the fastest, and the fastest; seconds as measured.
@@ -271,7 +265,7 @@ class Verdict:
             Candidate(row["reducer"], row["wire"], row["options"]): row["measured"]
             for row in record["candidates"]
         }
-        profile = profile_of(record["profile"])
+        profile = Profile.of({"format": probe.FORMAT, **record["profile"]})
         shape = profile.job.ranks_of_nodes
         ends = list(accumulate(shape, initial=0))
         nodes = [range(low, high) for low, high in pairwise(ends)]

@@ -108,7 +108,7 @@ class Profile:
     def load(cls, path: Path) -> "Profile":
         """Return what ``save`` wrote; ``InvalidArgument`` names a missing or damaged file, in one line."""
         try:
-            return cls._of(json.loads(path.read_text(encoding="utf-8")))
+            return cls.of(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             raise InvalidArgument(one_line(f"{path}: no such profile")) from None
         except (OSError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -118,7 +118,8 @@ class Profile:
             ) from error
 
     @classmethod
-    def _of(cls, content: Mapping[str, Any]) -> "Profile":
+    def of(cls, content: Mapping[str, Any]) -> "Profile":
+        """Return the profile of what a file holds; ``KeyError``, ``TypeError`` or ``ValueError`` if none."""
         if content["format"] != FORMAT:
             raise ValueError(f"format {shown(content['format'])}")
         given = content["job"]
