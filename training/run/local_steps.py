@@ -230,9 +230,9 @@ class LocalSteps(Exchange):
         """Return the state of this rank: of its optimizer, and of the round that is under way."""
         round_state, rounds = None, self.rounds
         if self.in_round:
-            report = (
-                None if rounds.arrived is None else replace(rounds.arrived[1], flags=0)
-            )  # SIGTERM is over
+            report = None
+            if rounds.arrived is not None:
+                report = replace(rounds.arrived[1], flags=0)  # SIGTERM is over
             round_state = {
                 "weights": to_host(self.weights.read()),
                 "failed": rounds.failed,
