@@ -75,6 +75,8 @@ class DataCache:
         check_at_least(1, threads=threads, prefetch=prefetch)
         self.manifest = source.scan() if manifest is None else manifest
         self._threads, self._prefetch = threads, prefetch
+        self._collation: Collation | None = None
+        self._pools = Pools()
         preprocessing = preprocessing or Preprocessing(self.manifest.payload)
         self._part = np.arange(len(self.manifest)) if part is None else part
         self._levels = Levels(source, self.manifest, preprocessing, self._part, dirs, verified=verified)
@@ -109,7 +111,9 @@ class DataCache:
         """
         if order.samples != len(self):
             raise ValueError(f"order: expected one of {len(self)} samples, got one of {order.samples}")
-        pools = Pools()
+        if collation != self._collation:  # others have arrays of other shapes
+            self._collation, self._pools = collation, Pools()
+        pools = self._pools
 
         def spec_of(step: int) -> BatchSpec:
             where = epoch, step, rank, world_size

@@ -252,6 +252,24 @@ class Lines(Source):
         pass
 
 
+def test_epochs_use_the_same_memory_while_the_collation_is_the_same():
+    cache, order, sums = DataCache(Lines(), prefetch=1), order_of(), Sums()
+
+    def places(collation):
+        return {
+            batch.arrays[0].ctypes.data
+            for epoch in range(3)
+            for batch in cache.batches(order, collation, rank=0, world_size=2, epoch=epoch)
+        }
+
+    first = places(sums)
+    assert len(first) <= 3  # of the batch that is used, the next one, and one that is being built
+    assert places(sums) <= first
+    kept = cache._pools
+    places(Sums())
+    assert cache._pools is not kept
+
+
 def test_a_collation_gets_the_samples_and_the_place_of_its_batch(dirs):
     cache, order = DataCache(Lines(), dirs=dirs), order_of()
     for _ in range(2):  # read through, then from what is kept

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
@@ -60,12 +60,11 @@ class Setting:
     def uncached(self, epoch: int) -> int:
         return self.read(self.cache(), STORED_BATCHES, epoch)
 
-    def first_epoch(self, epoch: int) -> int:
-        """Read the first batches through a cache whose folders are empty."""
-        with temporary_levels() as dirs:
-            cache = self.cache(dirs)
-            taken = self.read(cache, STORED_BATCHES, epoch)
-            cache.close()
+    def first_epoch(self, folders: ExitStack, epoch: int) -> int:
+        """Read the first batches through a cache with empty folders, which ``folders`` removes later."""
+        cache = self.cache(folders.enter_context(temporary_levels()))
+        taken = self.read(cache, STORED_BATCHES, epoch)
+        cache.close()
         return taken
 
     @property
@@ -110,8 +109,9 @@ def measure(setting: Setting, more: Mapping[str, Run] | None = None) -> Iterator
         STORAGE: setting.uncached,
         **(more or {}),
     }
-    first: dict[str, Run] = {FIRST: setting.first_epoch, FIRST_UNCACHED: setting.uncached}
-    seconds = seconds_a_sample(reading, setting.runs) | seconds_a_sample(first, setting.runs)
+    with ExitStack() as folders:  # to remove files is no part of an epoch
+        first = {FIRST: partial(setting.first_epoch, folders), FIRST_UNCACHED: setting.uncached}
+        seconds = seconds_a_sample(reading, setting.runs) | seconds_a_sample(first, setting.runs)
     pairs = [(LEVELS, peer) for peer in reading if peer != LEVELS] + [(FIRST, FIRST_UNCACHED)]
     for subject, peer in pairs:
         yield record(setting, subject, seconds[subject]).beside(peer, seconds[peer])
