@@ -217,9 +217,9 @@ PAGES = (
         "docs/pto.md",
         "pto",
         lambda results: map(with_notes, pto_tables(results.records)),
-        "scripts/bench.sh",
+        "benchmarks/run.sh",
     ),
-    Page("docs/linear.md", linear.KIND, linear.tables, "scripts/bench.sh"),
+    Page("docs/linear.md", linear.KIND, linear.tables, "benchmarks/run.sh"),
     Page("docs/gpu.md", "gpu-selection", gpu_tables, "scripts/gpu.sh"),
 )
 

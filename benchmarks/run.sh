@@ -1,33 +1,61 @@
 #!/usr/bin/env bash
 # Runs the benches and keeps what they measured, benchmarks/results/DATE-NAME.jsonl, one JSON object a line;
-# then makes the pages that show them, and their pictures, again. On an otherwise idle machine.
+# then makes the pages that show them, and their pictures, again.
+# usage: benchmarks/run.sh [DATE]    DATE, today if left out, of a run that was broken off: what it has measured stays
 # The emulated clusters take two hours, and the race of training some more; they need root on Linux.
+# Each part has the machine for itself: it waits until nothing else runs, and is measured again if something came up.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 ./scripts/install.sh
-results="benchmarks/results/$(date +%F)"
-keep() { # name of the records, module, arguments
-    echo "cloudtrain: $2 ${*:3}, into $results-$1.jsonl" >&2
-    .venv/bin/python -m "$2" "${@:3}" --json >>"$results-$1.jsonl"
+results="benchmarks/results/${1:-$(date +%F)}"
+measured="$results-measured.txt" # the parts of a run that is not complete
+
+idle() { # less than a twentieth of the processors' time is used for three seconds
+    local used
+    used=$({ head -n 1 /proc/stat; sleep 3; head -n 1 /proc/stat; } |
+        awk '{ idle = $5 + $6; all = 0; for (i = 2; i <= 9; i++) all += $i
+               if (NR == 2) print int(100 * (1 - (idle - last_idle) / (all - last_all)))
+               last_idle = idle; last_all = all }')
+    [ "$used" -lt 5 ] || { echo "cloudtrain: other programs use $used % of the processors" >&2; return 1; }
 }
-rm -f "$results"-*.jsonl "$results"-profile-*.json
+alone() { # FILE COMMAND…: into the file what it prints, measured on an idle machine
+    local file=$1
+    for _ in 1 2; do
+        until idle; do sleep 20; done
+        "${@:2}" >"$file"
+        idle && return
+    done
+    echo "cloudtrain: another program ran twice beside: ${*:2}" >&2
+}
+part() { # FILE COMMAND…: appends what the command prints, unless an earlier run has done so
+    grep -qsxF -- "${*:2}" "$measured" && return
+    echo "cloudtrain: ${*:2}, into $1" >&2
+    alone "$results.part" "${@:2}"
+    cat "$results.part" >>"$1"
+    rm "$results.part"
+    echo "${*:2}" >>"$measured"
+}
+keep() { # name of the records, module, arguments
+    part "$results-$1.jsonl" .venv/bin/python -m "$2" "${@:3}" --json
+}
 keep selection training bench selection
 keep reducers training bench reducers
 keep cache benchmarks.cache
 keep pto benchmarks.pto
-OMP_NUM_THREADS=1 keep authors benchmarks.authors
+part "$results-authors.jsonl" env OMP_NUM_THREADS=1 .venv/bin/python -m benchmarks.authors --json
 
 if [ "$(uname)" != Linux ] || [ "$(id -u)" != 0 ]; then
     echo "cloudtrain: what needs an emulated cluster is left out: they need root on Linux" >&2
     .venv/bin/python -m benchmarks.draw_benchmarks
+    rm "$measured"
     exit
 fi
 
 vgg=14728266 resnet=25557032 # entries of VGG-16 and ResNet-50
 profile() {                  # rate, ranks a node
     .venv/bin/python -m benchmarks.emulated up --nodes 4 --rate "$1"
-    .venv/bin/python -m benchmarks.emulated run --timeout 300 -- .venv/bin/cloudtrain tune -np $((4 * $2)) \
-        -H "node1:$2,node2:$2,node3:$2,node4:$2" --profile "$results-profile-$1-$((4 * $2)).json"
+    part /dev/stderr .venv/bin/python -m benchmarks.emulated run --timeout 300 -- .venv/bin/cloudtrain tune \
+        -np $((4 * $2)) -H "node1:$2,node2:$2,node3:$2,node4:$2" --profile "$results-profile-$1-$((4 * $2)).json"
 }
 on_cluster() { keep "$1" benchmarks.reducers --cluster "${@:2}"; }
 # What the tuner chooses from, in one run each.
@@ -61,3 +89,4 @@ keep race benchmarks.race --seeds 0
 keep race-accuracy benchmarks.race --rate 0.2gbit --layout 4x1 --reducer hitopk --reducer oktopk --reducer auto
 .venv/bin/python -m benchmarks.draw_benchmarks
 .venv/bin/python -m benchmarks.validate --predict
+rm "$measured"
