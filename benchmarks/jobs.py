@@ -160,7 +160,7 @@ class EmulatedCluster:
     """The emulated cluster of a state folder of its own."""
 
     def __init__(self, state: Path) -> None:
-        self._command = [*EMULATED, "--state", str(state)]
+        self.state, self._command = state, [*EMULATED, "--state", str(state)]
 
     def up(self, nodes: int, rate: str, delay: float = 0.0) -> None:
         """Make it, or make it again where nodes, rate or the delay in ms are others."""

@@ -2,6 +2,7 @@
 
     python -m benchmarks.local_steps --run            # what local_steps.yaml has and no record is of
     python -m benchmarks.local_steps --time [CELL …]  # on emulated clusters, such as 50mbit,4x1; as root
+    python -m benchmarks.local_steps --link [CELL …]  # what the links carry over time; as root
     python -m benchmarks.local_steps                  # the tables and pictures of the page, from the records
 
 The text is that of `cloudtrain data brown`. Ranks that train are threads of one process, as in
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks import convergence
+from benchmarks import convergence, link_use
 from benchmarks.convergence import Case
 from benchmarks.drawing.pages import rewrite
 from benchmarks.drawing.style import PALETTE, docs_picture
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 PLAN = ROOT / "benchmarks" / "local_steps.yaml"
 PAGE, FOLDER = ROOT / "docs" / "local_steps.md", ROOT / "docs" / "local_steps"
-RECORDS, TIMES = FOLDER / "records.jsonl", FOLDER / "times.jsonl"
+RECORDS, TIMES, LINK = (FOLDER / f"{name}.jsonl" for name in ("records", "times", "link"))
 EXPERIMENT = "brown"
 NEVER = 10**9
 TURNS = {"turns": 3, "warm_up": 1, "counted": 3}  # steps at least, whole rounds
@@ -78,7 +79,7 @@ def plan() -> dict[str, Any]:
     """Return the file of what is trained, with the variants of each method."""
     content = convergence.plan(PLAN)
     for name, phase in content["methods"].items():
-        for steps in content["local_steps"]:
+        for steps in phase.get("local_steps", content["local_steps"]):
             content["variants"][f"{name}, H = {steps}"] = phase | {"local_steps": steps}
     return content
 
@@ -150,6 +151,35 @@ def time_cells(names: Sequence[str]) -> None:
             with TIMES.open("a") as records:
                 for told in cluster.objects(layout, words, variables, TIMEOUT_SECONDS, f"{name}: steps"):
                     records.write(json.dumps(time_record(name, told)) + "\n")
+
+
+def watch_links(names: Sequence[str]) -> None:
+    """Record what links carry over time; what was recorded of the same clusters before is replaced."""
+    content = plan()
+    names = names or content["link"]["cells"]
+    kept = [each for each in convergence.recorded(LINK) if cell_of(each) not in names]
+    LINK.write_text("".join(json.dumps(each) + "\n" for each in kept))
+    with cluster_until_end() as cluster, tempfile.TemporaryDirectory(prefix="cloudtrain-link-") as folder:
+        for name in names:
+            rate, layout = name.split(",")[0], Layout.of(name.split(",")[1])
+            job = job_of(content, layout) | {"rounds": content["link"]["rounds"]}
+            job["subjects"] = [
+                {"name": variant, "config": {"overlap": True}, "phase": phase_of(content, layout) | phase}
+                for variant, phase in content["link"]["variants"].items()
+            ]
+            file = Path(folder) / "job.json"
+            file.write_text(json.dumps(job))
+            cluster.up(layout.nodes, rate)
+            threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
+            words, variables = module("benchmarks.link_use", str(file)), environment(RING) | threads
+            with link_use.sampled(cluster.state) as samples, LINK.open("a") as records:
+                for told in cluster.objects(layout, words, variables, TIMEOUT_SECONDS, f"{name}: links"):
+                    records.write(json.dumps(link_use.record_of(name, told, samples)) + "\n")
+
+
+def cell_of(record: Mapping[str, Any]) -> str:
+    """Return the cluster of a record, as the command line has it."""
+    return f"{record['case']['rate']},{record['case']['layout']}"
 
 
 def time_record(name: str, told: Mapping[str, Any]) -> dict[str, Any]:
@@ -395,6 +425,7 @@ def blocks(content: Mapping[str, Any]) -> dict[str, str]:
         "loss against bytes": runs.against_bytes(),
         "equal bytes": runs.at_equal_bytes(),
         "times": times_page(runs),
+        "link": link_use.table(convergence.recorded(LINK)),
     }
 
 
@@ -404,6 +435,9 @@ def draw() -> None:
     rewrite(PAGE, blocks(content))
     runs = Runs.of(content)
     draw_against_h(FOLDER / "loss-against-h.svg", runs)
+    (drawn, *_), records = content["link"]["cells"], convergence.recorded(LINK)
+    if own := [each for each in records if cell_of(each) == drawn]:
+        link_use.draw(FOLDER / "link.svg", own)
 
 
 def main() -> None:
@@ -411,6 +445,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--run", action="store_true", help="train what is not recorded yet")
     parser.add_argument("--time", nargs="*", metavar="CELL", help="time steps on clusters; all by default")
+    parser.add_argument("--link", nargs="*", metavar="CELL", help="watch links of clusters; the plan's")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time")
     arguments = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
@@ -420,6 +455,8 @@ def main() -> None:
             print(f"{convergence.case_of(record)}: {record['loss']:.3f}", flush=True)
     elif arguments.time is not None:
         time_cells(arguments.time)
+    elif arguments.link is not None:
+        watch_links(arguments.link)
     else:
         draw()
 

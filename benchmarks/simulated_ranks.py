@@ -165,6 +165,12 @@ class RanksStep(TrainingStep):
             self.optimizer.scale.update(report.finite)
         return float(np.mean(losses)), report
 
+    def abandon_round(self) -> None:
+        """See :meth:`TrainingStep.abandon_round`: what is under way is exchanged by all ranks."""
+        if (replicas := self.replicas) is not None:
+            self.ranks.all_do(lambda rank: replicas.local_steps[rank].rounds.finish())
+        super().abandon_round()
+
     def _step_of(
         self, replicas: "Replicas", backward: Backward, batch: Batch, hyperparameters: StepHyperparameters
     ) -> tuple[float, Report]:
@@ -266,7 +272,7 @@ def build_ranks(ranks: Ranks, config: Config, topology: Topology, data: Data) ->
         for each in parts.model.task.carried
     ]
     variables, options = parts.model.variables, parts.exchange.gradients.config
-    cuts = config.cuts(parts.exchange.gradients.sizes)
+    cuts = config.cuts(parts.exchange.gradients.shapes)
     parts.exchange.gradients.close()
 
     def make(rank: int) -> None:

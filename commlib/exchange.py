@@ -16,14 +16,15 @@ caller computes others.
 ([0.0, 1.0, 0.0, 0.5, 1.0, 1.5], True)
 """
 
+import math
 import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from itertools import accumulate
-from typing import Any, TypeVar
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -187,7 +188,7 @@ class BucketExchange(Exchange):
 
     def _exchange_step(self) -> bool:
         """Reduce all buckets in order, and commit or discard the step; return false when it was closed."""
-        busy, results = 0.0, dict[int, tuple[Any, Report]]()
+        busy, results, begun = 0.0, dict[int, tuple[Any, Report]](), self._world.now()
         given, self._given = self._given, None
         for turn in range(len(given or self.sizes)):
             if not given and turn == len(self.order) and not self._record_next():
@@ -203,6 +204,9 @@ class BucketExchange(Exchange):
             busy += end - start
             if self._recorder is not None:
                 self._recorder.add(f"bucket {number}", start, end)
+        if given and self._recorder is not None:  # of a fragment, whose buckets these are
+            low, high = self.slices[given[-1]].start, self.slices[given[0]].stop
+            self._recorder.add(f"entries {low} to {high}", begun, end)
         is_finite = all(report.finite for _, report in results.values())
         for number, (_, report) in results.items():
             if is_finite:
@@ -396,6 +400,37 @@ class BucketExchange(Exchange):
         check_settings(state["settings"], self.settings())
         for reducer, each in zip(self.reducers, state["buckets"], strict=True):
             reducer.load_state_dict(each)
+
+
+class Piece(NamedTuple):
+    """A variable, or some rows of it. ``start``: the first entry, in the vector of all variables."""
+
+    variable: int
+    rows: slice
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def pieces_of(shapes: Shapes, cuts: Collection[int]) -> list[Piece]:
+    """Return variables of ``shapes``, in order, cut at the entries ``cuts``, each of which is between rows.
+
+    >>> [(piece.variable, piece.rows, piece.shape) for piece in pieces_of([(2,), (4, 3)], [2, 8])]
+    [(0, slice(0, 2, None), (2,)), (1, slice(0, 2, None), (2, 3)), (1, slice(2, 4, None), (2, 3))]
+    """
+    pieces, end = list[Piece](), 0
+    for number, shape in enumerate(shapes):
+        start, end = end, end + math.prod(shape)
+        rows = shape[0] if shape else 1
+        ends = [(cut - start) * rows // (end - start) for cut in sorted(cuts) if start < cut < end]
+        for low, high in pairwise([0, *ends, rows]):
+            own = (high - low, *shape[1:]) if shape else shape
+            pieces.append(Piece(number, slice(low, high), own, start))
+            start += pieces[-1].size
+    return pieces
 
 
 LEAST_HALF_BYTES = 1 << 20  # less is not worth another message

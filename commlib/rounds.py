@@ -16,8 +16,11 @@ of ``F`` is exchanged every ``H`` steps and travels for ``τ`` steps::
 With ``F = 1``, ``τ = 0`` and ``α = 0`` that is DiLoCo.
 """
 
+import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -77,25 +80,47 @@ class Schedule:
         return step - (arrived * self.interval + self.delay if arrived > 0 else 0)
 
 
-def fragment_bounds(sizes: Sequence[int], fragments: int) -> list[int]:
-    """Return the bounds, in variables, of fragments of consecutive variables of about as many entries.
+def fragment_bounds(shapes: Sequence[tuple[int, ...]], fragments: int) -> list[int]:
+    """Return the bounds, in entries, of fragments of about equal size of variables of these ``shapes``.
 
-    ``sizes``: the entries of each variable. Each fragment has a variable: ``InvalidArgument`` where there are
-    fewer.
+    A variable may be cut between rows, along axis 0; each bound is the nearest such place to equal sizes.
+    ``InvalidArgument`` where there are fewer variables than fragments.
 
-    >>> fragment_bounds([50, 10, 20, 20, 10], 2)
-    [0, 1, 5]
+    >>> fragment_bounds([(50,), (10, 8), (20,)], 3)  # 100 is within a row
+    [0, 50, 98, 150]
     """
-    if fragments > len(sizes):
-        expected = f"at most the {len(sizes)} variables of the model"
+    if fragments > len(shapes):
+        expected = f"at most the {len(shapes)} variables of the model"
         raise InvalidArgument(f"expected {expected}, got {fragments}", key="fragments")
-    ends = np.cumsum([0, *sizes])
-    bounds = [0]
+    ends = list(accumulate(map(math.prod, shapes), initial=0))
+    allowed = set(ends)  # and the rows about each place that would be best
     for number in range(1, fragments):
-        low, high = bounds[-1] + 1, len(sizes) - (fragments - number)
-        distances = abs(fragments * ends[low : high + 1] - number * ends[-1])
-        bounds.append(low + int(distances.argmin()))
-    return [*bounds, len(sizes)]
+        best = number * ends[-1] // fragments
+        variable = bisect_right(ends, best) - 1
+        row = math.prod(shapes[variable][1:])
+        before = best - (best - ends[variable]) % row
+        allowed |= {before, before + row}
+    places = np.array(sorted(allowed))
+    found = [0]
+    for number in range(1, fragments):
+        low, high = found[-1] + 1, len(places) - 1 - (fragments - number)
+        distances = abs(fragments * places[low : high + 1] - number * places[-1])
+        found.append(low + int(distances.argmin()))
+    return [int(places[each]) for each in (*found, -1)]
+
+
+def entries_in(part: slice, sizes: Sequence[int]) -> list[tuple[int, slice]]:
+    """Return the numbers of the variables that have entries in a part of the vector of all, and which.
+
+    >>> entries_in(slice(5, 12), sizes=[4, 6, 3])
+    [(1, slice(1, 6, None)), (2, slice(0, 2, None))]
+    """
+    (low, high, _), end, found = part.indices(sum(sizes)), 0, list[tuple[int, slice]]()
+    for number, size in enumerate(sizes):
+        start, end = end, end + size
+        if low < end and start < high:
+            found.append((number, slice(max(low - start, 0), min(high - start, size))))
+    return found
 
 
 class OuterSgd:

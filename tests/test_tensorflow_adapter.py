@@ -41,6 +41,28 @@ def test_means_come_back_in_the_shapes_and_dtypes_given(config, traced):
         np.testing.assert_array_equal(flat, 100 + np.arange(20))  # the mean of ranks 0, 1 and 2
 
 
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+def test_a_variable_is_cut_between_its_rows_and_its_mean_is_whole(traced):
+    """The cuts are in the first variable, in the third, and at the beginning of the last."""
+    config = {"name": "powersgd", "matrix_rank": 1}
+
+    def body(comm):
+        topology, steps = Topology(comm), []
+        for cuts in ([], [4, 9, 12]):
+            distributed = DistributedGradients(topology, variables(), {"name": "dense"}, cuts=cuts)
+            reduce = tf.function(distributed.reduce) if traced else distributed.reduce
+            means, _ = reduce(gradients(comm.rank))
+            steps.append([mean.numpy().tobytes() for mean in means])
+        with DistributedGradients(topology, variables(), config, cuts=cuts) as distributed:
+            shapes = [each.options.shapes for each in distributed.exchange.reducers]
+        return steps, distributed.exchange.slices, shapes
+
+    for (whole, cut), slices, shapes in simulated.run(body, world_size=3):
+        assert cut == whole
+        assert [each.start for each in slices] == [0, 4, 9, 12]
+        assert shapes == [[(2, 2)], [(1, 2), (), (2,)], [(3,)], [(1, 1, 4, 2)]]
+
+
 def test_half_precision_comes_back_as_half_precision():
     def body(comm):
         distributed = DistributedGradients(Topology(comm), variables(tf.bfloat16), {"name": "dense"})

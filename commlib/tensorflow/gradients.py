@@ -17,7 +17,15 @@ import numpy as np
 
 from commlib.arrays import Array, module_of
 from commlib.errors import InvalidArgument
-from commlib.exchange import ALL_ROWS, BucketExchange, Exchange, bucket_bounds, check_variables
+from commlib.exchange import (
+    ALL_ROWS,
+    BucketExchange,
+    Exchange,
+    Piece,
+    bucket_bounds,
+    check_variables,
+    pieces_of,
+)
 from commlib.reducers import Report
 from commlib.tensorflow.tensors import (
     array_of,
@@ -41,11 +49,14 @@ with without_noise():
 
 @dataclass(frozen=True)
 class Bucket:
-    """A bucket: the numbers of its variables, and its entries. ``table``: its shape, where it is a table."""
+    """A bucket: its variables, or pieces of them. ``table``: its shape, where it is a table."""
 
-    variables: list[int]
-    size: int
+    pieces: list[Piece]
     table: tuple[int, ...] | None = None
+
+    @property
+    def size(self) -> int:
+        return sum(piece.size for piece in self.pieces)
 
 
 def buckets_of(
@@ -57,22 +68,20 @@ def buckets_of(
     """Return the buckets of variables, in the order of the variables; each table is a bucket of its own.
 
     The others have at most ``bucket_bytes`` of float32 values (``None``: any number), unless a single
-    variable has more. A bucket begins with each of the variables ``cuts``, given by their numbers.
+    variable has more. A bucket begins at each of the entries ``cuts``, also between rows of a variable; there
+    are none where there are tables.
     """
-    sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
-    dense_sizes = [0 if table else size for size, table in zip(sizes, is_table, strict=True)]
-    bounds = set() if bucket_bytes is None else set(bucket_bounds(dense_sizes, bucket_bytes))
-    buckets, low = list[list[int]](), 0
-    for number, size in enumerate(dense_sizes):
-        is_full = not buckets or number in cuts or is_table[number] or is_table[buckets[-1][-1]]
-        if is_full or (low in bounds and any(sizes[each] for each in buckets[-1])):
+    pieces = pieces_of(shapes, cuts)
+    dense_sizes = [0 if is_table[piece.variable] else piece.size for piece in pieces]
+    bounds = set(cuts) if bucket_bytes is None else {*cuts, *bucket_bounds(dense_sizes, bucket_bytes)}
+    buckets, low = list[list[Piece]](), 0
+    for piece, size in zip(pieces, dense_sizes, strict=True):
+        is_full = not buckets or is_table[piece.variable] or is_table[buckets[-1][-1].variable]
+        if is_full or (low in bounds and any(each.size for each in buckets[-1])):
             buckets.append([])
-        buckets[-1].append(number)
+        buckets[-1].append(piece)
         low += size
-    return [
-        Bucket(own, sum(sizes[number] for number in own), shapes[own[0]] if is_table[own[0]] else None)
-        for own in buckets
-    ]
+    return [Bucket(own, own[0].shape if is_table[own[0].variable] else None) for own in buckets]
 
 
 class DistributedGradients(Exchange):
@@ -80,7 +89,8 @@ class DistributedGradients(Exchange):
 
     ``variables``: tf.Variables or Keras variables of static shape, the same in the same order on all ranks.
     ``config``: the name of a reducer and its options, ``{"name": "hitopk", "density": 0.01}``. ``size``: the
-    entries of all variables; ``sizes``: the entries of each. ``exchange``: the :class:`BucketExchange` below.
+    entries of all variables; ``sizes`` and ``shapes``: of each. ``exchange``: the :class:`BucketExchange`
+    below.
 
     ``bucket_bytes``: the gradient is reduced in buckets of at most so many bytes, see
     :func:`commlib.exchange.bucket_bounds`; by default it is one bucket. ``overlap``: each bucket is exchanged
@@ -117,8 +127,8 @@ class DistributedGradients(Exchange):
     ) -> None:
         self.topology = topology
         self._names = [str(getattr(variable, "path", variable.name)) for variable in variables]
-        self._shapes = [tuple(variable.shape) for variable in variables]
-        check_variables(topology.world, self._names, self._shapes)
+        self.shapes = [tuple(variable.shape) for variable in variables]
+        check_variables(topology.world, self._names, self.shapes)
         self._is_table = [any(variable is table for table in tables) for variable in variables]
         if sum(self._is_table) != len(tables):
             found = f"{sum(self._is_table)} of {len(tables)} are"
@@ -131,20 +141,20 @@ class DistributedGradients(Exchange):
             self._gpu = topology.world.arrays.cuda.Device()  # for threads of TensorFlow it is not current
             self._device = tensorflow_device(self._gpu.id)
         is_cut = topology.world.size > 1 and self._gpu is None
-        self._buckets = buckets_of(self._shapes, self._is_table, bucket_bytes if is_cut else None, cuts)
+        self._buckets = buckets_of(self.shapes, self._is_table, bucket_bytes if is_cut else None, cuts)
         self.overlaps = overlap and is_cut and len(self._buckets) > 1
         self._own = topology.copy() if background and is_cut else None
         self.exchange = BucketExchange(
             self._own or topology,
             [bucket.size for bucket in self._buckets],
             config,
-            shapes=[[self._shapes[number] for number in bucket.variables] for bucket in self._buckets],
+            shapes=[[piece.shape for piece in bucket.pieces] for bucket in self._buckets],
             tables=[number for number, bucket in enumerate(self._buckets) if bucket.table is not None],
             table_config=table_config,
             overlap=self.overlaps or self._own is not None,
         )
         self.exchange.guard = lambda: self.guard()  # which is set later
-        self.sizes = [int(np.prod(shape, dtype=np.int64)) for shape in self._shapes]
+        self.sizes = [int(np.prod(shape, dtype=np.int64)) for shape in self.shapes]
         self.size = self.exchange.size
         self._lock = threading.Lock()
         self._is_rehearsing = False
@@ -202,11 +212,11 @@ class DistributedGradients(Exchange):
         mean, finite, *rows = found
         mean.set_shape([self.size])
         finite.set_shape([])
-        parts = cut_up(mean, self._shapes)
+        parts = cut_up(mean, self.shapes)
         of_tables = iter(zip(rows[::2], rows[1::2], strict=True))
         return [
             _slices(*next(of_tables), tensor, shape) if table else tf.cast(part, tensor.dtype)
-            for part, tensor, table, shape in zip(parts, tensors, self._is_table, self._shapes, strict=True)
+            for part, tensor, table, shape in zip(parts, tensors, self._is_table, self.shapes, strict=True)
         ], finite
 
     def inputs(self, gradients: Sequence[Any]) -> list[Any]:
@@ -230,12 +240,17 @@ class DistributedGradients(Exchange):
     def _tensors(self, gradients: Sequence[Any]) -> list[Any]:
         """Return the gradients of tables as IndexedSlices, all others as dense tensors."""
         check_gradients(gradients, self._names)
-        given = zip(gradients, self._names, self._shapes, self._is_table, strict=True)
+        given = zip(gradients, self._names, self.shapes, self._is_table, strict=True)
         return [as_tensor(*each) for each in given]
 
     def _by_bucket(self, tensors: Sequence[Any]) -> list[list[Any]]:
         """Return the gradients of each bucket: tensors, or one IndexedSlices."""
-        return [[tensors[number] for number in bucket.variables] for bucket in self._buckets]
+
+        def part_of(piece: Piece) -> Any:
+            whole = piece.shape == self.shapes[piece.variable]
+            return tensors[piece.variable] if whole else tensors[piece.variable][piece.rows]
+
+        return [[part_of(piece) for piece in bucket.pieces] for bucket in self._buckets]
 
     # ------------------------------------------------------------------------ outside of graphs
 

@@ -3,17 +3,17 @@
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from commlib.errors import InvalidArgument
-from commlib.exchange import BucketExchange, check_config
+from commlib.exchange import BucketExchange, check_config, pieces_of
 from commlib.reducers import Report
 from commlib.reducers.report import StageSeconds
-from commlib.rounds import OuterSgd, Rounds, Schedule, fragment_bounds
+from commlib.rounds import OuterSgd, Rounds, Schedule, entries_in, fragment_bounds
 from commlib.topology import Topology, Traffic
 from commlib.torch.gradients import with_arrays, with_tensors
 from commlib.torch.ranks import broadcast
@@ -83,12 +83,14 @@ class LocalSteps(Closing):
         self._schedule = Schedule(steps, fragments, delay)
         self.report: Report | None = None
         self._model, self._optimizer, self._taken = model, optimizer, 0
-        parts = list(pairwise(fragment_bounds(self._weights.sizes, fragments)))
-        shapes = [[tuple(each.shape) for each in self._weights.parameters[low:high]] for low, high in parts]
-        sizes = [sum(self._weights.sizes[low:high]) for low, high in parts]
+        shapes = [tuple(each.shape) for each in self._weights.parameters]
+        bounds = fragment_bounds(shapes, fragments)
+        pieces, parts = pieces_of(shapes, bounds), list(pairwise(bounds))
+        shapes_of = [[each.shape for each in pieces if low <= each.start < high] for low, high in parts]
+        sizes = [high - low for low, high in parts]
         self._topology = topology.copy() if delay else None  # the caller may exchange during a delay
         self.exchange = BucketExchange(
-            self._topology or topology, sizes, config, shapes=shapes, overlap=delay > 0
+            self._topology or topology, sizes, config, shapes=shapes_of, overlap=delay > 0
         )
         mixing = 0.5 if mixing is None and delay else mixing or 0.0
         outer = OuterSgd(rate, momentum, nesterov=nesterov)
@@ -217,22 +219,22 @@ class _FlatParameters:
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self.parameters = parameters
-        self.sizes = [each.numel() for each in parameters]
-        self._entries = list(pairwise(accumulate(self.sizes, initial=0)))
+        self._sizes = [each.numel() for each in parameters]
 
     def read(self, part: slice = ALL) -> Float32:
-        """Return a copy of the vector, or of the ``part`` of whole parameters."""
-        weights: Float32 = torch.cat([each.detach().reshape(-1) for each in self._in(part)]).numpy()
+        """Return a copy of the vector, or of a ``part``."""
+        own = [self._flat(number)[entries] for number, entries in entries_in(part, self._sizes)]
+        weights: Float32 = torch.cat(own).numpy()
         return weights
 
     def write(self, vector: Float32, part: slice = ALL) -> None:
-        parameters = self._in(part)
-        values = torch.from_numpy(vector).split([each.numel() for each in parameters])
+        places = entries_in(part, self._sizes)
+        values = torch.from_numpy(vector).split([entries.stop - entries.start for _, entries in places])
         with torch.no_grad():
-            for parameter, own in zip(parameters, values, strict=True):
-                parameter.copy_(own.view(parameter.shape))
+            for (number, entries), own in zip(places, values, strict=True):
+                flat = self._flat(number).clone()
+                flat[entries] = own
+                self.parameters[number].copy_(flat.view(self.parameters[number].shape))
 
-    def _in(self, part: slice) -> list[torch.nn.Parameter]:
-        low, high, _ = part.indices(sum(self.sizes))
-        own = zip(self.parameters, self._entries, strict=True)
-        return [parameter for parameter, (first, end) in own if low <= first and end <= high]
+    def _flat(self, number: int) -> torch.Tensor:
+        return self.parameters[number].detach().reshape(-1)

@@ -9,6 +9,7 @@ from tests import extent
 from tests.launching import DIGITS, run, tail
 from tests.training import small
 from tests.training.small import ALONE, phase, trainer
+from training.callbacks import Callback
 from training.config.config import load
 from training.models import MODELS
 
@@ -61,3 +62,48 @@ def test_two_simulated_ranks_train_as_two_real_ones(tmp_path, more):
     ours, theirs = last_epoch(tmp_path / "simulated"), last_epoch(tmp_path / "real")
     assert ours["top1"] == theirs["top1"]
     assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)  # means in another order
+
+
+STREAMED = {"local_steps": 6, "local": "rank", "outer": "{rate: 0.7, fragments: 2, delay: 2}"}
+EPOCH_STEPS = 1437 // 64  # 22: the second fragment leaves after step 21
+EARLY = "target={metric: top1, at_least: 0.01}"
+FAILS = "callbacks=[{name: 'tests.benchmarks.test_simulated_ranks:FailsAfter', step: 22}]"
+
+
+class FailsAfter(Callback):
+    """Raises on the last rank, after a step."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_step_end(self, run, step) -> None:
+        if run.position.steps == self._step and run.rank == run.size - 1:
+            raise RuntimeError("no more")
+
+
+def streaming(folder, *words, batch=64):
+    phases = f"phases=[{phase(epochs=2, batch=batch, **STREAMED)}]"
+    return load(DIGITS, [*ALONE, "model=tests.training.small:linear", phases, f"output={folder}", *words])
+
+
+def test_a_run_may_end_while_a_fragment_is_under_way(tmp_path):
+    trained = simulated_ranks.train(streaming(tmp_path, EARLY), [1, 1])
+    assert trained.summary.reached
+    assert last_epoch(tmp_path)["steps"] == EPOCH_STEPS
+    assert [each.exchanges for each in trained.totals] == [6, 6]  # arrived after the steps 5, 8, …, 20
+
+
+def test_a_run_may_fail_while_a_fragment_is_under_way(tmp_path):
+    with pytest.raises(RuntimeError, match="no more"):
+        simulated_ranks.train(streaming(tmp_path, FAILS), [1, 1])
+
+
+@pytest.mark.launch
+@pytest.mark.slow
+@pytest.mark.parametrize("word", [EARLY, FAILS], ids=["target", "error"])
+def test_so_may_a_run_of_real_ranks(tmp_path, word):
+    made = streaming(tmp_path, word, batch=32)
+    (tmp_path / "real.yaml").write_text(made.to_yaml())
+    result = run("cloudtrain", "launch", "-np", "2", str(tmp_path / "real.yaml"))
+    assert (result.returncode == 0) == (word == EARLY), tail(result)
+    assert ("no more" in result.stderr) == (word == FAILS), tail(result)

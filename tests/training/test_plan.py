@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.memory import dense_vectors, traced
-from benchmarks.shapes import entries_of, resnet50
+from benchmarks.shapes import resnet50
 from commlib import REDUCERS, Link, Network, Topology, bytes_of_nodes, make_reducer, transport
 from commlib.tuning.probe import Gradients, Job, Profile
 from commlib.tuning.tuner import choose
@@ -63,7 +63,7 @@ def planned(words=(), *, cluster=None, ranks=None, sizes=(1000,), epochs=None, c
     site = site_of(given, cluster, ranks)
     epochs = epochs or [Epoch(10, 64, "samples")] * len(given.phases)
     listed = listing or Listing(None, epochs, 0, 0, CacheDirs())
-    return make_plan(given, site, listed, Weights(list(sizes)))
+    return make_plan(given, site, listed, Weights([(size,) for size in sizes]))
 
 
 def refused_plan(capsys, *words, **options):
@@ -415,7 +415,7 @@ def test_the_weights_are_those_of_the_model():
     ],
 )
 def test_a_run_that_cannot_be_is_refused_in_one_line(capsys, monkeypatch, words, options, line):
-    monkeypatch.setattr(command, "weights_of", lambda config, dataset: Weights([1000]))
+    monkeypatch.setattr(command, "weights_of", lambda config, dataset: Weights([(1000,)]))
     assert refused_plan(capsys, *words, **options).startswith(line)
 
 
@@ -470,7 +470,7 @@ def test_a_gradient_that_does_not_fit_is_cut_and_too_many_messages_take_fewer_ra
 
 
 def run(monkeypatch, *words, weights=None):
-    monkeypatch.setattr(command, "weights_of", lambda config, dataset: weights or Weights([1000]))
+    monkeypatch.setattr(command, "weights_of", lambda config, dataset: weights or Weights([(1000,)]))
     result = CliRunner().invoke(app, ["plan", *words])
     assert result.exit_code == 0, result.output
     return result.stdout
@@ -495,7 +495,7 @@ def test_json_is_one_object_with_the_numbers_of_the_tables(monkeypatch, cluster)
 
 def test_the_page_shows_what_is_printed(monkeypatch):
     shown = re.search(r"^\$ cloudtrain plan ([^\n]*)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    weights = Weights([entries_of(shape) for shape in resnet50()], 53_120)
+    weights = Weights(resnet50(), 53_120)
     printed = run(monkeypatch, *shown[1].split(), weights=weights)
     assert [line.rstrip() for line in printed.splitlines()] == shown[2].splitlines()
 

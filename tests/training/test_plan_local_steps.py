@@ -8,6 +8,8 @@ from tests.launching import ROOT
 from tests.training.refusal import refused
 from tests.training.test_plan import cluster as small_cluster
 from tests.training.test_plan import planned
+from tests.training.test_plan import run as printed
+from training.plan.memory import Weights
 from training.plan.samples import Epoch
 
 SIZE, STEPS = 1000, 25
@@ -57,6 +59,11 @@ def test_fragments_send_as_much_in_parts_that_a_delay_hides(cluster):
     assert whole.slow_bytes == parts.slow_bytes == delayed.slow_bytes
     assert whole.buckets == 2  # of all phases, since buckets do not change
     assert parts.messages == pytest.approx(whole.messages) == pytest.approx(delayed.messages)
+    assert (whole.peak_bytes, parts.peak_bytes) == (whole.dense_bytes, whole.dense_bytes // 2)
+    assert [each.exchange for each in (whole, parts)] == pytest.approx(
+        [phase.messages * STEPS / 3 / of for phase, of in ((whole, 1), (parts, 2))]
+    )
+    assert (whole.room, delayed.room) == (0.0, pytest.approx(4 * delayed.computing))
     assert parts.step == pytest.approx(parts.computing + parts.messages)
     assert delayed.step == pytest.approx(delayed.computing + delayed.messages / 3)
     # what would leave after step 20 would arrive after the phase: that is exchanged at its end, after step 25
@@ -71,6 +78,41 @@ def test_a_delay_hides_no_more_than_the_computing_of_its_steps(cluster):
     assert phase.step == pytest.approx(phase.computing + (3 * seconds - 2 * phase.computing) / STEPS)
     (off,) = of_phases(cluster, slow, sizes=(10**9,), words=["overlap=false"])
     assert off.step == pytest.approx(off.computing + off.messages)
+
+
+def test_the_plan_shows_fragments_their_bytes_and_whether_a_delay_hides_them(cluster, monkeypatch):
+    phases = ("local_steps: 10", "local_steps: 10, outer: {fragments: 2, delay: 4}")
+    keys = "batch_size: 4, input_size: 6, learning_rate: 0.1, steps: 25, local: rank"
+    listed = ", ".join(f"{{{keys}, {each}}}" for each in phases)
+    words = ["digits", f"phases=[{listed}]", "model=resnet8", "reducer=dense", "ranks_per_node=null"]
+
+    def shown(*shape):
+        weights = Weights([shape, (10,)])
+        return printed(monkeypatch, *words, "cache={}", "--cluster", cluster, weights=weights)
+
+    text = shown(10, 100)
+    rows = [line.split()[-1] for line in text.splitlines() if line[:1] in ("1", "2")]
+    assert rows[:2] == ["10", "10/2+4"]
+    assert "local steps 10/2+4: each of 2 fragments leaves every 10 steps and arrives 4 later" in text
+    # a ring of four ranks: three quarters of the vector, twice
+    assert "phase 1: an exchange of all weights is 0.00606 MB at once, in " in text
+    assert re.search(r"phase 2: .* of the largest fragment is 0.0030\d MB at once, in .* ms, beside 4 ", text)
+    assert (text.count("which hides it"), text.count("which is too short")) == (1, 0)
+    assert shown(1000, 1000).count("which is too short") == 1
+
+
+def test_a_budget_says_the_local_steps_that_fragments_allow(cluster):
+    budget = "reducer: auto, budget: {mbit_per_second: 0.00015, step_seconds: 0.5}"
+    whole, parts = of_phases(
+        cluster,
+        budget,
+        f"{budget}, outer: {{fragments: 4, delay: 1}}",
+        sizes=(700, 100, 100, 100),
+        words=["bucket_mib=25"],
+    )
+    assert whole.local_steps == 3
+    assert parts.local_steps == 8
+    assert parts.auto == f"{whole.auto}; 8 steps, for the fragments and their delay"
 
 
 def test_a_phase_without_local_steps_has_the_buckets_of_the_fragments_of_others(cluster):

@@ -123,10 +123,12 @@ def test_a_trace_shows_the_buckets_of_a_fragment_beside_the_steps_that_hide_them
         replica.record(recorder)
         for step in range(1, 10):
             take(replica, step)
-        spans = [each.name for each in recorder.spans if each.name.startswith("bucket")]
+        spans = [each.name for each in recorder.spans if each.name.startswith(("bucket", "entries"))]
         return spans, {each.thread for each in recorder.spans if each.name in spans}
 
-    assert simulated.run(body, 2) == [(["bucket 1", "bucket 0"], {ENGINE})] * 2  # after the steps 3 and 6
+    # after the steps 3 and 6; the bound between rows of 8 that is the nearest to half of 242 is 120
+    spans = ["bucket 1", "entries 120 to 242", "bucket 0", "entries 0 to 120"]
+    assert simulated.run(body, 2) == [(spans, {ENGINE})] * 2
 
 
 # ------------------------------------------------------------------------------------- checkpoints

@@ -93,8 +93,8 @@ def _tables(plan: Plan, found: Sequence[Simulation]) -> Iterator[Table]:
     if any(each.local_steps for each in plan.phases):
         header.append("local\nsteps")
         for row, each in zip(rows, plan.phases, strict=True):
-            row.append(str(each.local_steps or NONE))
-    yield Table(title, header, rows)
+            row.append(_rounds(each))
+    yield Table(title, header, rows, list(_fragments(plan)))
     yield _memory(plan)
     yield _step(plan)
     if found:
@@ -112,6 +112,39 @@ def _schedule(phase: PhasePlan) -> list[str]:
         phase.reducer,
         NONE if phase.density is None else str(phase.density),
     ]
+
+
+def _rounds(phase: PhasePlan) -> str:
+    """Return the local steps of a phase, with its fragments and their delay as ``30/3+4``."""
+    if phase.local_steps is None:
+        return NONE
+    fragments = f"/{phase.fragments}" if phase.fragments > 1 else ""
+    return f"{phase.local_steps}{fragments}{f'+{phase.delay}' if phase.delay else ''}"
+
+
+def _fragments(plan: Plan) -> Iterator[str]:
+    """Yield what the local steps of phases with fragments or a delay are."""
+    for phase in plan.phases:
+        if (rounds := _rounds(phase)) not in (NONE, str(phase.local_steps)):
+            parts = f"each of {phase.fragments} fragments" if phase.fragments > 1 else "the difference"
+            delay = f" and arrives {phase.delay} later" if phase.delay else ""
+            yield f"local steps {rounds}: {parts} leaves every {phase.local_steps} steps{delay}"
+
+
+def _exchanges(plan: Plan) -> Iterator[str]:
+    """Yield what an exchange of each phase with local steps takes at once."""
+    for phase in plan.phases:
+        if phase.local_steps is None or phase.peak_bytes is None:
+            continue
+        what = "the largest fragment" if phase.fragments > 1 else "all weights"
+        line = f"phase {phase.number}: an exchange of {what} is {_shown(phase.peak_bytes, 1e-6)} MB at once"
+        if phase.exchange is not None:
+            line += f", in {milliseconds(phase.exchange)} ms"
+            if phase.delay and phase.room is not None:
+                fits = "which hides it" if phase.exchange <= phase.room else "which is too short"
+                steps = f"{phase.delay} step{'s' * (phase.delay > 1)}"
+                line += f", beside {steps} of {milliseconds(phase.room)} ms together, {fits}"
+        yield line
 
 
 def _memory(plan: Plan) -> Table:
@@ -157,7 +190,8 @@ def _step(plan: Plan) -> Table:
             ]
         )
     rounds = ", the mean of a round with local steps" if any(p.local_steps for p in plan.phases) else ""
-    return Table(f"a step{rounds}; bytes are those of the busiest node", header, rows)
+    title = f"a step{rounds}; bytes are those of the busiest node"
+    return Table(title, header, rows, list(_exchanges(plan)))
 
 
 def _shown(value: float | None, unit: float) -> str:

@@ -164,8 +164,8 @@ class Config(reducers.Reducing):
         """Return the bytes that a bucket of the gradient has at most."""
         return max(1, round((self.bucket_mib or DEFAULT_BUCKET_MIB) * 2**20))
 
-    def cuts(self, sizes: Sequence[int]) -> set[int]:
-        """Return the numbers of the variables of these ``sizes`` at which a fragment of any phase begins.
+    def cuts(self, shapes: Sequence[tuple[int, ...]]) -> set[int]:
+        """Return the entries of variables of these ``shapes`` at which a later fragment of a phase begins.
 
         Raises a ``ValueError`` of one line that begins with the key where there are too few variables.
         """
@@ -173,7 +173,7 @@ class Config(reducers.Reducing):
         for number, phase in enumerate(self.phases):
             if phase.outer is not None:
                 try:
-                    cuts |= {*fragment_bounds(sizes, phase.outer.fragments)[1:-1]}
+                    cuts |= {*fragment_bounds(shapes, phase.outer.fragments)[1:-1]}
                 except InvalidArgument as error:
                     raise ConfigurationError(error.text, key=f"phases[{number}].outer.fragments") from error
         return cuts

@@ -149,7 +149,7 @@ class Outer(Record):
     nesterov: bool = False
     """Whether the weights are moved by Nesterov's momentum."""
     fragments: Count = 1
-    """Parts of the weights, whole variables and of about equal size, that are exchanged in turns."""
+    """Parts of the weights, of about equal size, that are exchanged in turns."""
     delay: WholeNumber = 0
     """Steps that a replica takes while a fragment is exchanged, before the mean difference is applied."""
     update: Literal["mixed", "eager"] = "mixed"

@@ -149,14 +149,28 @@ class StepExchange:
             return sent
         return [sent[0] + self.inside.node_bytes()[0]]
 
+    @property
+    def peak_bytes(self) -> int | None:
+        """Return the bytes of the busiest node in one exchange, that of the largest fragment."""
+        return max(max(part.node_bytes()) for part in self.parts) if self.exchange.is_known else None
+
+    def seconds_of_parts(self) -> list[float]:
+        """Return the seconds of the exchange of each fragment."""
+        return [sum(part.seconds()[1]) for part in self.parts]
+
+    def room(self, computing: float) -> float:
+        """Return the seconds in which replicas take the steps of a delay."""
+        outer = self.phase.outer
+        return outer.delay * (computing + self._inside_seconds) if outer is not None and computing else 0.0
+
+    @property
+    def _inside_seconds(self) -> float:
+        return 0.0 if self.inside is None else self.inside.seconds()[0]
+
     def seconds(self, computing: float = 0.0) -> tuple[float, float]:
         """Return the seconds of the messages, and those of them that ``computing`` of a delay hides."""
-        inside = 0.0 if self.inside is None else self.inside.seconds()[0]
-        outer = self.phase.outer
-        room = outer.delay * (computing + inside) if outer is not None and computing else 0.0
-        whole, hidden = inside, 0.0
-        for part, share in zip(self.parts, self.shares, strict=True):
-            seconds = sum(part.seconds()[1])
+        whole, hidden, room = self._inside_seconds, 0.0, self.room(computing)
+        for seconds, share in zip(self.seconds_of_parts(), self.shares, strict=True):
             whole += share * seconds
             hidden += (share - self.unhidden) * min(seconds, room)
         return whole, hidden

@@ -1,5 +1,6 @@
 """The memory of a rank: weights, optimizer, gradient, residual and what the reducer works with."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -97,14 +98,14 @@ def kept_by(
 
 @dataclass(frozen=True)
 class Weights:
-    """Entries of each trainable variable, in the order of the layers; ``others``: of those not trained."""
+    """Shapes of trainable variables, in the order of the layers; ``others``: entries of those not trained."""
 
-    sizes: Sequence[int]
+    shapes: Sequence[tuple[int, ...]]
     others: int = 0
 
     @property
     def size(self) -> int:
-        return sum(self.sizes)
+        return sum(map(math.prod, self.shapes))
 
 
 def weights_of(config: Config, dataset: Any) -> Weights:
@@ -115,10 +116,10 @@ def weights_of(config: Config, dataset: Any) -> Weights:
     tf.config.set_visible_devices([], "GPU")  # they may belong to a run
     model = config.task.make().make_model(config, dataset)
     trained, all_of_them = (
-        [int(each.shape.num_elements()) for each in variables]
+        Weights([tuple(each.shape) for each in variables])
         for variables in (model.trainable_variables, model.variables)
     )
-    return Weights(trained, sum(all_of_them) - sum(trained))
+    return Weights(trained.shapes, all_of_them.size - trained.size)
 
 
 def slots_of(config: Config) -> int:

@@ -11,7 +11,7 @@ from math import isfinite
 from typing import Any
 
 from commlib.errors import one_line
-from commlib.exchange import bucket_bounds
+from commlib.exchange import bucket_bounds, pieces_of
 from commlib.reducers import reducer_class
 from commlib.rounds import fragment_bounds
 from commlib.tuning.tuner import ALONE, Choice, choose
@@ -65,9 +65,11 @@ class PhasePlan:
     """One phase, numbered from 1; its steps at the density of the phase's end, or the mean step of rounds.
 
     ``slow_bytes``, ``dense_bytes``: of the busiest node in a step over the slow link, by the phase's reducer
-    and by ``dense``. Seconds of a step: ``messages``, ``computing`` on one rank, and the whole ``step``, in
-    which messages may hide behind the backward pass. ``traffic_bytes``: of all nodes in the phase. ``auto``:
-    the pick of ``reducer: auto``, and why. ``None``: not known.
+    and by ``dense``; ``peak_bytes`` in one exchange, with local steps of the largest fragment, which takes
+    ``exchange`` seconds beside ``room`` seconds of the steps of its delay, where these hide it. Seconds of a
+    step: ``messages``, ``computing`` on one rank, and the whole ``step``, in which messages may hide behind
+    the backward pass. ``traffic_bytes``: of all nodes in the phase. ``auto``: the pick of ``reducer: auto``,
+    and why. ``None``: not known.
     """
 
     number: int
@@ -80,12 +82,17 @@ class PhasePlan:
     rate: Curve
     density: Curve | None
     local_steps: int | None
+    fragments: int
+    delay: int
     reducer: str
     options: Mapping[str, Any]
     buckets: int
     memory: Memory
     slow_bytes: int | None
     dense_bytes: int
+    peak_bytes: int | None
+    exchange: float | None
+    room: float | None
     traffic_bytes: int | None
     messages: float | None
     computing: float | None
@@ -247,11 +254,10 @@ class _Planner:
     @property
     def bucket_sizes(self) -> list[int]:
         """Return the entries of each bucket: one where ranks are alone, or gradients stay on GPUs."""
-        bounds = [0, self.weights.size]
+        bounds, cuts = [0, self.weights.size], self.config.cuts(self.weights.shapes)
         if self.site.ranks > 1 and not self.on_gpus:
-            bounds = bucket_bounds(self.weights.sizes, self.config.bucket_bytes)
-        ends = list(accumulate(self.weights.sizes, initial=0))
-        cuts = {ends[number] for number in self.config.cuts(self.weights.sizes)}
+            pieces = pieces_of(self.weights.shapes, cuts)
+            bounds = bucket_bounds([piece.size for piece in pieces], self.config.bucket_bytes)
         return [high - low for low, high in pairwise(sorted({*bounds, *cuts}))]
 
     @property
@@ -259,11 +265,15 @@ class _Planner:
         """Return whether gradients stay on GPUs."""
         return self.site.has_gpus and self.config.transport != "mpi"
 
+    @property
+    def hides(self) -> bool:
+        """Return whether exchanges are in the background."""
+        return self.config.overlap and not self.on_gpus
+
     def _fragments(self, exchange: Exchange, phase: Phase) -> list[Exchange]:
         """Return the exchange of each fragment, which has whole buckets."""
         fragments = phase.outer.fragments if phase.outer is not None else 1
-        ends = list(accumulate(self.weights.sizes, initial=0))
-        bounds = [ends[each] for each in fragment_bounds(self.weights.sizes, fragments)]
+        bounds = fragment_bounds(self.weights.shapes, fragments)
         buckets = list(accumulate(exchange.sizes, initial=0))
         places = [buckets.index(bound) for bound in bounds]
         return [replace(exchange, sizes=exchange.sizes[low:high]) for low, high in pairwise(places)]
@@ -285,7 +295,8 @@ class _Planner:
         counts = [steps for _, steps in densities]
         exchange = Exchange(self.site, self.bucket_sizes, name, options)
         exchanges = [exchange.at(density) if selects else exchange for density, _ in densities]
-        shares = exchanges_per_step(counts, phase.schedule)
+        schedule = phase.schedule
+        shares = exchanges_per_step(counts, schedule)
         each_step = [
             StepExchange(phase, each, self._fragments(each, phase), own)
             for each, own in zip(exchanges, shares, strict=True)
@@ -306,12 +317,17 @@ class _Planner:
             rate=rate_of(phase, number, span),
             density=Curve.of_values([density for density, _ in densities]) if selects else None,
             local_steps=phase.local_steps,
+            fragments=schedule.fragments if schedule is not None else 1,
+            delay=schedule.delay if schedule is not None else 0,
             reducer=name,
             options={**options, **({"wrappers": wrappers} if wrappers else {})},
             buckets=len(exchange.sizes),
             memory=self._memory(phase, exchanges[0], wrappers),
             slow_bytes=None if sent[-1] is None else round(max(sent[-1])),
             dense_bytes=self.dense_bytes,
+            peak_bytes=each_step[-1].peak_bytes,
+            exchange=None if seconds[-1][0] is None else max(each_step[-1].seconds_of_parts()),
+            room=each_step[-1].room(computing) if self.hides and computing is not None else None,
             traffic_bytes=None if traffic is None else int(traffic),
             messages=seconds[-1][0],
             computing=computing,
@@ -343,9 +359,8 @@ class _Planner:
         if not exchange.is_known or self.site.network is None:
             return None, None
         if given.phase.local_steps is not None:
-            hides = self.config.overlap and not self.on_gpus
             sent, hidden = given.seconds(computing or 0.0)
-            return sent, None if computing is None else computing + sent - hidden * hides
+            return sent, None if computing is None else computing + sent - hidden * self.hides
         whole, messages = exchange.seconds()
         if computing is None or len(messages) == 1:
             return sum(messages), None if computing is None else computing + whole

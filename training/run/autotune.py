@@ -3,6 +3,7 @@
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,11 +110,16 @@ def choose_reducers(
 
 def choices_within(config: Config, nodes: Sequence[Sequence[int]], size: int) -> dict[int, Choice]:
     """Return what is chosen for each phase with a budget, by number."""
-    return {
-        number: choose_within(phase.budget.bytes_per_step, nodes, size, config.density_of(phase))
-        for number, phase in enumerate(config.phases)
-        if phase.budget is not None
-    }
+    found = dict[int, Choice]()
+    for number, phase in enumerate(config.phases):
+        if phase.budget is not None:
+            choice = choose_within(phase.budget.bytes_per_step, nodes, size, config.density_of(phase))
+            used = phase.with_local_steps(choice.local_steps or 1).local_steps
+            if used is not None and used != choice.local_steps:
+                why = f"{choice.reason}; {used} steps, for the fragments and their delay"
+                choice = replace(choice, local_steps=used, reason=why)
+            found[number] = choice
+    return found
 
 
 def check_budget(number: int, choice: Choice | None, steps: int) -> None:

@@ -1,6 +1,5 @@
 """The exchange of a run, phase by phase: which reducer has the gradient, and whether steps are local."""
 
-import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -30,7 +29,7 @@ class PhaseExchange(Part):
         self._config, self._model = config, model
         exchanges = any(phase.local_steps is None for phase in config.phases)
         delays = any(phase.outer and phase.outer.delay for phase in config.phases)
-        sizes = [math.prod(variable.shape) for variable in model.variables]
+        shapes = [tuple(variable.shape) for variable in model.variables]
         self.gradients = DistributedGradients(
             topology,
             model.variables,
@@ -38,7 +37,7 @@ class PhaseExchange(Part):
             bucket_bytes=config.bucket_bytes,
             overlap=config.overlap and config.accumulate == 1 and exchanges,
             tables=model.tables.sparse,
-            cuts=config.cuts(sizes),
+            cuts=config.cuts(shapes),
             background=config.overlap and delays,
         )
         self.local: LocalSteps | None = None

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
-from itertools import accumulate, chain, pairwise
+from itertools import chain, pairwise
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +18,7 @@ import tensorflow as tf
 from commlib import Exchange, Report, Topology, make_reducer
 from commlib.arrays import copy_of, empty, to_host
 from commlib.reducers.report import StageSeconds, merged
-from commlib.rounds import OuterSgd, Rounds, Weights, fragment_bounds
+from commlib.rounds import OuterSgd, Rounds, Weights, entries_in, fragment_bounds
 from commlib.tensorflow import DistributedGradients, array_of, cut_up, tensor_of
 from commlib.topology import Traffic
 from commlib.vectors import Float32, is_finite
@@ -36,25 +36,25 @@ class FlatVariables:
 
     def __init__(self, variables: Sequence[Any], arrays: ModuleType) -> None:
         self._variables, self._arrays = variables, arrays
-        self.sizes = [math.prod(variable.shape) for variable in variables]
-        self._entries = list(pairwise(accumulate(self.sizes, initial=0)))
+        self._sizes = [math.prod(variable.shape) for variable in variables]
 
     def read(self, part: slice = ALL) -> Float32:
-        """Return a copy of the vector, or of the ``part`` of whole variables."""
-        flat = tf.concat([tf.reshape(variable, [-1]) for variable in self._in(part)], axis=0)
-        return copy_of(array_of(flat, self._arrays))
+        """Return a copy of the vector, or of a ``part``."""
+        own = [self._flat(number)[entries] for number, entries in entries_in(part, self._sizes)]
+        return copy_of(array_of(tf.concat(own, axis=0), self._arrays))
 
     def write(self, vector: Float32, part: slice = ALL) -> None:
         """Assign values, which are copied: TensorFlow keeps the memory that it is given."""
-        variables = self._in(part)
-        parts = cut_up(tensor_of(copy_of(vector)), [tuple(variable.shape) for variable in variables])
-        for variable, values in zip(variables, parts, strict=True):
-            variable.assign(values)
+        places, values = entries_in(part, self._sizes), tensor_of(copy_of(vector))
+        parts = cut_up(values, [(entries.stop - entries.start,) for _, entries in places])
+        for (number, entries), own in zip(places, parts, strict=True):
+            if len(own) < self._sizes[number]:
+                flat = self._flat(number)
+                own = tf.concat([flat[: entries.start], own, flat[entries.stop :]], axis=0)
+            self._variables[number].assign(tf.reshape(own, self._variables[number].shape))
 
-    def _in(self, part: slice) -> list[Any]:
-        low, high, _ = part.indices(sum(self.sizes))
-        own = zip(self._variables, self._entries, strict=True)
-        return [variable for variable, (first, end) in own if low <= first and end <= high]
+    def _flat(self, number: int) -> Any:
+        return tf.reshape(self._variables[number], [-1])
 
 
 class LocalSteps(Exchange):
@@ -90,8 +90,7 @@ class LocalSteps(Exchange):
         update = OuterSgd(outer.rate, outer.momentum, nesterov=outer.nesterov, velocity=velocity)
         self._send, eager = gradients.exchange.submit_part, outer.update == "eager"
         self.rounds = Rounds(update, self._send, self._receive, mixing=outer.own_share, eager=eager)
-        ends = list(accumulate(self.weights.sizes, initial=0))
-        bounds = [ends[each] for each in fragment_bounds(self.weights.sizes, outer.fragments)]
+        bounds = fragment_bounds(gradients.shapes, outer.fragments)
         self._fragments = [
             *(slice(*each) for each in pairwise(bounds)),
             slice(0, gradients.size),
@@ -170,7 +169,7 @@ class LocalSteps(Exchange):
             self._before = []
 
     def abandon_round(self) -> None:
-        """Return to the common weights without an exchange, where a run ends within a round."""
+        """Return to the common weights, where a run ends within a round; what is under way is waited for."""
         self.rounds.abandon(self.weights)
 
     @contextmanager

@@ -81,6 +81,11 @@ class TrainingStep:
             self.optimizer.scale.update(report.finite)
         return loss, report
 
+    def abandon_round(self) -> None:
+        """Return to the common weights, where a run ends within a round of local steps; collective."""
+        if self.exchange.local is not None:
+            self.exchange.local.abandon_round()
+
     def _gradient(self, backward: Backward, batch: Batch) -> tuple[float, list[Any], Sequence[Any]]:
         """Return loss and gradient of a batch, computed in parts, and the values that this has changed."""
         arrays, *more = parts_of(batch, self._accumulate)

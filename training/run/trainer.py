@@ -347,11 +347,10 @@ class Trainer:
 
     def _end(self) -> Summary:
         """Save the weights first, since reporting may fail; collective."""
-        summary, exchange = self.summary, self.parts.exchange
-        if exchange.local is not None:
-            exchange.local.abandon_round()
+        summary = self.summary
+        self.parts.step.abandon_round()
         self.count_seconds()
-        summary.residual_norm = exchange.residual_norm()
+        summary.residual_norm = self.parts.exchange.residual_norm()
         _, problem = on_rank0(self.topology.world, lambda: attempt(self._save_weights, WeightsNotSaved))
         if problem is not None:
             raise WeightsNotSaved(problem)
