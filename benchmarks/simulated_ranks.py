@@ -261,6 +261,10 @@ def build_ranks(ranks: Ranks, config: Config, topology: Topology, data: Data) ->
     """Return the parts of a run on one rank, whose step trains all of ``ranks``."""
     if config.sparse_tables:
         raise ConfigurationError("sparse_tables: expected false on simulated ranks, got true")
+    for number, phase in enumerate(config.phases):
+        if phase.round_seconds is not None:
+            expected = "expected none on simulated ranks, whose time is not simulated"
+            raise ConfigurationError(f"phases[{number}].round_seconds: {expected}, got {phase.round_seconds}")
     have = [phase.local_steps is not None for phase in config.phases]
     if have != sorted(have):
         expected = "expected in all phases after one that has them on simulated ranks"

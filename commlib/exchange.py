@@ -113,6 +113,7 @@ class BucketExchange(Exchange):
         self._mean: Any = None  # the array for the mean of the step that is under way
         self._submitted: dict[int, Any] = {}  # gradients of the step that is under way, by bucket
         self._given: list[int] | None = None  # its buckets in order, where ``submit_part`` began it
+        self._samples: Sequence[int] | None = None  # of these buckets, the other way round
         self._results: dict[int, tuple[Any, Report]] = {}  # of the latest step that is over
         self._world = topology.world
         self._changed = self._world.condition()
@@ -138,10 +139,13 @@ class BucketExchange(Exchange):
                 self._thread = self._world.start_thread(self._run)
             self._changed.notify_all()
 
-    def submit_part(self, entries: slice, gradient: Float32) -> None:
+    def submit_part(self, entries: slice, gradient: Float32, samples: Sequence[int] | None = None) -> None:
         """Submit a step of only the buckets inside ``entries``, with their part of the gradient.
 
         Other entries of the mean are undefined, and other reducers do not change. The last bucket is first.
+
+        ``samples``: of each of these buckets, by which this rank's gradient counts. It is then changed: rank
+        ``r`` of ``R`` multiplies it by ``nᵣ·R/Σ n``. Each rank gives them, or none does.
         """
         assert not self._submitted
         inside = {
@@ -149,7 +153,7 @@ class BucketExchange(Exchange):
             for number, own in enumerate(self.slices)
             if entries.start <= own.start and own.stop <= entries.stop
         }
-        self._given = list(inside)[::-1]
+        self._given, self._samples = list(inside)[::-1], samples
         for number in self._given:
             self.submit(number, inside[number])
 
@@ -188,8 +192,10 @@ class BucketExchange(Exchange):
 
     def _exchange_step(self) -> bool:
         """Reduce all buckets in order, and commit or discard the step; return false when it was closed."""
-        busy, results, begun = 0.0, dict[int, tuple[Any, Report]](), self._world.now()
+        results, begun = dict[int, tuple[Any, Report]](), self._world.now()
         given, self._given = self._given, None
+        factors = self._factors(given)
+        busy = self._world.now() - begun
         for turn in range(len(given or self.sizes)):
             if not given and turn == len(self.order) and not self._record_next():
                 return False
@@ -198,6 +204,8 @@ class BucketExchange(Exchange):
             if gradient is None:
                 return False
             start = self._world.now()
+            if (factor := factors.get(number, 1)) != 1:
+                gradient *= factor
             out = None if isinstance(gradient, SparseVector) else self._mean[self.slices[number]]
             results[number] = self.reducers[number].propose(gradient, out)
             end = self._world.now()
@@ -216,6 +224,16 @@ class BucketExchange(Exchange):
         self._results, self._busy_seconds = results, busy
         self._submitted.clear()
         return True
+
+    def _factors(self, given: Sequence[int] | None) -> dict[int, np.float32]:
+        """Return by what this rank multiplies the gradient of each bucket, where samples weigh."""
+        samples, self._samples = self._samples, None
+        if given is None or samples is None:
+            return {}
+        of_ranks = self._world.allgather_ints(samples)
+        of_ranks = np.where(of_ranks.any(axis=0), of_ranks, 1)  # none on any rank: all weigh the same
+        factors = of_ranks[self._world.rank] * self._world.size / of_ranks.sum(axis=0)
+        return dict(zip(given[::-1], factors.astype(np.float32), strict=True))
 
     def _gradient_of(self, number: int) -> Any:
         """Return the gradient of a bucket; the thread waits for it until the exchange is closed."""

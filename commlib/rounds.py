@@ -14,14 +14,17 @@ of ``F`` is exchanged every ``H`` steps and travels for ``τ`` steps::
                                   wᵣₚ ← α·wᵣₚ + (1 − α)·θₚ
 
 With ``F = 1``, ``τ = 0`` and ``α = 0`` that is DiLoCo.
+
+Replicas may take different numbers of steps to an exchange: each difference then counts by the samples of
+its steps, ``Δ = Σ nᵣ·Δᵣ / Σ nᵣ``.
 """
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -165,6 +168,63 @@ class OuterSgd:
                 mean[...] = velocity
         mean *= self._rate
         weights -= mean
+
+
+class Pace:
+    """How far a replica has come from one exchange to the next, where others may take more steps or fewer.
+
+    ``parts``: slices of the weights that are exchanged as one; a fragment has one or several. ``seconds``: of
+    the replica's own, after which it takes no further step until the next exchange begins; it takes at least
+    one. ``weighs``: whether a difference counts by samples, which it does with ``seconds``.
+
+    ``spent``: the seconds of its steps since the latest exchange began; ``samples``: of each part, those of
+    the steps since its own began.
+
+    >>> pace = Pace([slice(0, 4), slice(4, 6)], seconds=1.5)
+    >>> for _ in range(2):
+    ...     pace.took(1.0, samples=8)
+    >>> pace.is_over, pace.leaves(slice(4, 6)), pace.is_over
+    (True, [16], False)
+    >>> pace.took(1.0, samples=8)
+    >>> pace.leaves(slice(0, 6))
+    [24, 8]
+    """
+
+    def __init__(self, parts: Sequence[slice], seconds: float | None = None, *, weighs: bool = False) -> None:
+        self._parts, self.seconds, self._weighs = list(parts), seconds, weighs or seconds is not None
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin anew, as where all steps since the latest exchange are undone."""
+        self.spent, self.samples = 0.0, np.zeros(len(self._parts), np.int64)
+
+    def took(self, seconds: float, samples: int = 1) -> None:
+        """Count a step, how long it took, and its samples, in any unit that is that of all ranks."""
+        self.spent += seconds
+        self.samples += samples
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the replica takes no further step before the next exchange."""
+        return self.seconds is not None and self.spent >= self.seconds
+
+    def leaves(self, fragment: slice) -> list[int] | None:
+        """Count from here on, as a fragment leaves; return the samples of its parts, if these weigh."""
+        self.spent = 0.0
+        inside = [fragment.start <= own.start and own.stop <= fragment.stop for own in self._parts]
+        found = self.samples[inside].tolist()
+        self.samples[inside] = 0
+        return found if self._weighs else None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"spent": self.spent, "samples": self.samples.tolist()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` returned; of other parts, each has the most samples of any."""
+        found = state["samples"]
+        if len(found) != len(self.samples):
+            found = [max(found)] * len(self.samples)
+        self.spent, self.samples = state["spent"], np.array(found, np.int64)
 
 
 class Weights(Protocol):

@@ -66,7 +66,8 @@ class Step:
     """A step of one rank. ``seconds``: since the end of the step before; ``loop``: where they went.
 
     ``size``: of its batch, in the unit of the task. ``start``: the end of the step before, by the transport's
-    clock. ``loss_scale``: of the next step, with float16.
+    clock. ``loss_scale``: of the next step, with float16. ``passed_over``: the rank has taken no step, since
+    its round of local steps had lasted ``round_seconds``: the loss is NaN, the size 0.
     """
 
     loss: float
@@ -77,6 +78,7 @@ class Step:
     start: float = 0.0
     hyperparameters: StepHyperparameters = StepHyperparameters(0.0, None)
     loss_scale: float | None = None
+    passed_over: bool = False
 
     @property
     def stage_seconds(self) -> dict[str, float]:
@@ -170,7 +172,8 @@ class PhaseResult:
 
     ``dense_inter_bytes``: what the dense reducer, a ring, would have sent in as many steps. ``reducer`` is
     ``None`` on one rank, which exchanges nothing. ``input``: the size of its inputs. ``skipped_steps``: steps
-    with a non-finite gradient on any rank, which changed nothing.
+    with a non-finite gradient on any rank, which changed nothing. ``passed_over``: steps of all ranks that
+    were passed over.
     """
 
     reducer: str | None
@@ -179,6 +182,7 @@ class PhaseResult:
     sent_inter_bytes: int = 0
     dense_inter_bytes: int = 0
     skipped_steps: int = 0
+    passed_over: int = 0
     stall_seconds: float | None = None
     """Seconds that training stalled at the boundary before it, at least 0; ``None`` for the first."""
 
@@ -190,7 +194,7 @@ class EpochResult:
     ``input``: the size of its inputs. ``metrics``: of the task, over the ``tested`` samples or tokens; none
     where the epoch was not tested. ``train_seconds``: of its steps; ``run_seconds``: since the run began.
     ``throughput``: in units of the task a second. ``reducer``: ``None`` on one rank. ``stages``: of the steps
-    that were made since the latest resumption.
+    that were made since the latest resumption. ``passed_over``: steps of all ranks that were passed over.
     """
 
     epoch: int
@@ -207,6 +211,7 @@ class EpochResult:
     sent_inter_bytes: int
     dense_inter_bytes: int
     stages: StageMeans = StageMeans()
+    passed_over: int = 0
 
 
 @dataclass
@@ -223,9 +228,11 @@ class EpochAccumulator:
     seconds: list[float] = field(default_factory=list)
     size: int = 0
     stages: StageSums = field(default_factory=StageSums)
+    passed_over: int = 0
 
     def add(self, step: Step) -> None:
         self.steps += 1
+        self.passed_over += step.passed_over
         self.sent += step.report.traffic.sent
         self.seconds.append(step.seconds)
         self.size += step.size
@@ -249,10 +256,12 @@ class EpochAccumulator:
         ``dense_step_bytes``: what this rank would send to other nodes in a step of the dense reducer.
         """
         own = [self.sent.intra, self.sent.inter, self.steps * dense_step_bytes, self.finite, self.size]
-        intra, inter, dense, finite, size = map(int, comm.allgather_ints(own).sum(axis=0))
+        own.append(self.passed_over)
+        intra, inter, dense, finite, size, passed_over = map(int, comm.allgather_ints(own).sum(axis=0))
         losses, stages = zip(*comm.allgather_objects((self.losses, self.stages)), strict=True)
         phase.sent_inter_bytes += inter
         phase.dense_inter_bytes += dense
+        phase.passed_over += passed_over
         seconds = float(np.sum(self.seconds))
         return EpochResult(
             epoch=epoch,
@@ -269,11 +278,13 @@ class EpochAccumulator:
             sent_inter_bytes=inter,
             dense_inter_bytes=dense,
             stages=means_over_ranks(stages),
+            passed_over=passed_over,
         )
 
     def as_tree(self) -> dict[str, Any]:
         """Return what is stored in a checkpoint: all but the times, and what goes with them."""
-        return {"losses": self.losses, "finite": self.finite, "steps": self.steps, "sent": asdict(self.sent)}
+        counts = {"finite": self.finite, "steps": self.steps, "passed_over": self.passed_over}
+        return {"losses": self.losses, **counts, "sent": asdict(self.sent)}
 
 
 @dataclass(frozen=True)
@@ -366,7 +377,8 @@ class Summary:
         for phase, of_then in zip(self.phases, before.phases, strict=False):
             phase.sent_inter_bytes = of_then.sent_inter_bytes
             phase.dense_inter_bytes = of_then.dense_inter_bytes
-            phase.skipped_steps, phase.stall_seconds = of_then.skipped_steps, of_then.stall_seconds
+            phase.skipped_steps, phase.passed_over = of_then.skipped_steps, of_then.passed_over
+            phase.stall_seconds = of_then.stall_seconds
 
 
 @dataclass(frozen=True)

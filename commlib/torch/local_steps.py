@@ -1,6 +1,7 @@
 """Local steps of any optimizer of torch: replicas exchange how far their weights have come (DiLoCo)."""
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -13,7 +14,7 @@ from commlib.errors import InvalidArgument
 from commlib.exchange import BucketExchange, check_config, pieces_of
 from commlib.reducers import Report
 from commlib.reducers.report import StageSeconds
-from commlib.rounds import OuterSgd, Rounds, Schedule, entries_in, fragment_bounds
+from commlib.rounds import OuterSgd, Pace, Rounds, Schedule, entries_in, fragment_bounds
 from commlib.topology import Topology, Traffic
 from commlib.torch.gradients import with_arrays, with_tensors
 from commlib.torch.ranks import broadcast
@@ -32,6 +33,11 @@ class LocalSteps(Closing):
     and ``nesterov``: of the outer optimizer; by default the weights become the mean of all ranks' weights.
     ``fragments``, ``delay``, ``mixing`` and ``eager``: of Streaming DiLoCo; during a delay the exchange runs
     in a thread. See ``commlib.rounds``. All ranks make it together.
+
+    ``round_seconds``: a rank whose steps to the next exchange have taken so long ``is_over``: until then it
+    calls ``pass_over()`` in place of a step. The time of a step is that between two such calls, without
+    ``common_weights``. ``by_samples``: differences count by the ``samples`` that are given to ``step``; so
+    they do with ``round_seconds``.
 
     After each ``optimizer.step()``, call ``step()``, and at the end of training ``settle()``. A round in
     which the weights of a rank are not finite is skipped on all ranks: weights, buffers and the optimizer's
@@ -55,6 +61,8 @@ class LocalSteps(Closing):
         delay: int = 0,
         mixing: float | None = None,
         eager: bool = False,
+        round_seconds: float | None = None,
+        by_samples: bool = False,
     ) -> None:
         if isinstance(model, DistributedDataParallel):
             raise InvalidArgument(
@@ -71,6 +79,9 @@ class LocalSteps(Closing):
         if mixing is not None and not (0 <= mixing < 1 and delay and not eager):
             expected = "a number in [0, 1) with a delay and without eager"
             raise InvalidArgument(f"mixing: expected {expected}, got {mixing!r}")
+        is_number = isinstance(round_seconds, int | float)
+        if round_seconds is not None and not (is_number and 0 < round_seconds < math.inf):
+            raise InvalidArgument(f"round_seconds: expected a number above 0, got {round_seconds!r}")
         if eager and not delay:
             raise InvalidArgument("eager: expected False without a delay, got True")
         self._weights = _FlatParameters([each for each in model.parameters() if each.requires_grad])
@@ -94,23 +105,40 @@ class LocalSteps(Closing):
         )
         mixing = 0.5 if mixing is None and delay else mixing or 0.0
         outer = OuterSgd(rate, momentum, nesterov=nesterov)
-        self._rounds = Rounds(outer, self.exchange.submit_part, self._wait, mixing=mixing, eager=eager)
+        self._pace = Pace(self.exchange.slices, round_seconds, weighs=by_samples)
+        self._rounds = Rounds(outer, self._leave, self._wait, mixing=mixing, eager=eager)
         self._before: dict[str, Any] = {}  # the optimizer's state and the buffers at the begin of the round
         # A forward pass changes buffers, and the model may have been loaded since the last round.
         self._handles = [
             model.register_forward_pre_hook(self._before_forward),
             optimizer.register_step_pre_hook(self._begin),
         ]
+        self._now = topology.world.now
+        self._since = self._now()
 
-    def step(self) -> bool:
-        """Count a step of the optimizer; return whether it ended a round, which is collective.
+    def step(self, samples: int = 1) -> bool:
+        """Count a step of the optimizer on ``samples``; return whether it ended a round, which is collective.
 
         Of fragments a round ends where one arrives.
         """
+        if not isinstance(samples, int) or samples < 0:
+            raise InvalidArgument(f"samples: expected a whole number from 0, got {samples!r}")
+        self._pace.took(self._now() - self._since, samples)
+        return self.pass_over()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the steps to the next exchange have taken ``round_seconds``: ``pass_over()`` the others."""
+        return self._pace.is_over
+
+    def pass_over(self) -> bool:
+        """Count a step that was not taken; returns as ``step`` does."""
         self._taken += 1
         leaving = self._schedule.leaving(self._taken)
         fragment = None if leaving is None else self.exchange.slices[leaving]
-        return self._end_step(fragment, arrives=self._schedule.arrives(self._taken))
+        ended = self._end_step(fragment, arrives=self._schedule.arrives(self._taken))
+        self._since = self._now()
+        return ended
 
     def settle(self) -> None:
         """Exchange all fragments, unless all ranks have the same weights already; collective."""
@@ -126,6 +154,7 @@ class LocalSteps(Closing):
         self.report = report
         if not report.finite:
             self._restore()
+            self._pace.restart()
         self._before = {}
         return True
 
@@ -137,15 +166,16 @@ class LocalSteps(Closing):
     @contextmanager
     def common_weights(self) -> Iterator[None]:
         """Set the model to the weights with which the round began inside the block, equal on all ranks."""
-        if self._rounds.common is None:
-            yield
-            return
-        own = self._weights.read()
-        self._weights.write(self._rounds.common)
+        began, own = self._now(), None
+        if self._rounds.common is not None:
+            own = self._weights.read()
+            self._weights.write(self._rounds.common)
         try:
             yield
         finally:
-            self._weights.write(own)
+            if own is not None:
+                self._weights.write(own)
+            self._since += self._now() - began
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this rank, for ``torch.save`` beside its model's and its optimizer's.
@@ -165,6 +195,7 @@ class LocalSteps(Closing):
                 "finite": None if rounds.arrived is None else rounds.arrived[1].finite,
                 "ahead": with_tensors(rounds.ahead),
                 "before": self._before,
+                "pace": self._pace.state_dict(),
             }
         )
 
@@ -181,6 +212,7 @@ class LocalSteps(Closing):
             rounds.arrived = with_arrays(state["mean"]), report
         rounds.ahead = with_arrays(state["ahead"])
         self._taken, self._before = state["taken"], state["before"]
+        self._pace.load_state_dict(state["pace"])
 
     def close(self) -> None:
         for handle in self._handles:
@@ -208,6 +240,9 @@ class LocalSteps(Closing):
         self._optimizer.load_state_dict({"state": self._before["state"], "param_groups": groups})
         for name, buffer in self._model.named_buffers():
             buffer.copy_(self._before["buffers"][name])
+
+    def _leave(self, fragment: slice, difference: Float32) -> None:
+        self.exchange.submit_part(fragment, difference, self._pace.leaves(fragment))
 
     def _wait(self, fragment: slice) -> tuple[Float32, Report]:
         mean, report = self.exchange.wait()

@@ -8,9 +8,10 @@ from benchmarks import simulated_ranks
 from tests import extent
 from tests.launching import DIGITS, run, tail
 from tests.training import small
+from tests.training.refusal import refused
 from tests.training.small import ALONE, phase, trainer
 from training.callbacks import Callback
-from training.config.config import load
+from training.config.config import ConfigurationError, load
 from training.models import MODELS
 
 STEPS = 12
@@ -38,6 +39,11 @@ def test_dense_ranks_train_as_one_rank_that_adds_up_as_many_parts(tmp_path):
     assert trained.summary.metrics == alone.metrics
     ours, others = last_epoch(tmp_path / "ranks"), last_epoch(tmp_path / "alone")
     assert ours["loss"] == pytest.approx(others["loss"], rel=1e-6)
+
+
+def test_a_time_of_rounds_is_refused_where_no_time_is_simulated(tmp_path):
+    with refused("phases[0].round_seconds: expected none on simulated ranks", ConfigurationError):
+        simulated_ranks.train(config(tmp_path, local_steps=4, round_seconds=2), [1, 1])
 
 
 @pytest.mark.launch

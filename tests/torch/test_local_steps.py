@@ -182,6 +182,105 @@ def test_a_run_is_restored_while_a_fragment_is_under_way(topology, how):
     assert torch.equal(weights_of(restored), weights_of(model))
 
 
+# ------------------------------------------------------------------------ ranks of different speed
+
+
+def with_clock(local, seconds):
+    """Let a clock of its own pass for a rank, ``seconds`` a step; return a function that lets it."""
+    times = [0.0]
+    local._now, local._since = (lambda: times[0]), 0.0
+
+    def passes(more=seconds):
+        times[0] += more
+
+    return passes
+
+
+def paced(local, model, optimizer, batch, passes):
+    """Take a step, or pass it over; return whether it was taken."""
+    if local.is_over:
+        local.pass_over()
+        return False
+    step(model, optimizer, batch)
+    passes()
+    local.step()
+    return True
+
+
+def noting(local):
+    """Return a list that gets a copy of each difference of this rank before it is weighed."""
+    leave, differences = local._leave, []
+
+    def note(part, difference):
+        differences.append(torch.tensor(difference))
+        leave(part, difference)
+
+    local._rounds._submit = note
+    return differences
+
+
+def weighted(topology, count, difference):
+    """Return the mean of the differences of all ranks, each of which counts ``count`` times."""
+    of_ranks = everywhere(topology, (count, difference))
+    return sum(n * own for n, own in of_ranks) / sum(n for n, _ in of_ranks)
+
+
+def test_a_slow_rank_passes_steps_over_and_its_difference_counts_less(topology):
+    model, rank = network(), topology.world.rank
+    optimizer = sgd(model)
+    with LocalSteps(model, optimizer, topology, DENSE, steps=4, round_seconds=3.5) as local:
+        passes, differences, before = with_clock(local, 1.0 + rank), noting(local), weights_of(model)
+        taken = []
+        for number, batch in enumerate(batches(rank, 8), 1):
+            taken.append(paced(local, model, optimizer, batch, passes))
+            with local.common_weights():
+                passes(100.0)  # a test does not count
+            if number == 4:
+                moved = before - weights_of(model)
+    expected = [4, 2, 2, 1][rank]
+    assert taken == [each < expected for each in range(4)] * 2
+    torch.testing.assert_close(moved, weighted(topology, expected, differences[0]))
+    assert all(torch.equal(weights_of(model), each) for each in everywhere(topology, weights_of(model)))
+
+
+@pytest.mark.parametrize("by_samples", [False, True])
+def test_differences_count_by_the_samples_of_their_steps_where_they_shall(topology, by_samples):
+    model, rank = network(), topology.world.rank
+    optimizer = sgd(model)
+    with LocalSteps(model, optimizer, topology, DENSE, steps=2, by_samples=by_samples) as local:
+        differences, before = noting(local), weights_of(model)
+        for batch in batches(rank, 2):
+            step(model, optimizer, batch)
+            local.step(samples=3 + 2 * rank)
+    plain, by_count = (weighted(topology, count, differences[0]) for count in (1, 3 + 2 * rank))
+    torch.testing.assert_close(before - weights_of(model), by_count if by_samples else plain)
+    assert topology.world.size == 1 or (plain - by_count).abs().max() > 1e-4
+
+
+def test_a_rank_that_is_restored_has_spent_what_it_had(topology):
+    model, rank = network(), topology.world.rank
+    optimizer = adam(model)
+    given = {"steps": 6, "round_seconds": 3.5, **DILOCO}
+    steps, file = batches(rank, 12), io.BytesIO()
+    with LocalSteps(model, optimizer, topology, SPARSE, **given) as local:
+        passes, taken = with_clock(local, 1.0 + rank), []
+        for number, batch in enumerate(steps, 1):
+            taken.append(paced(local, model, optimizer, batch, passes))
+            if number == 3:
+                torch.save([each.state_dict() for each in (model, optimizer, local)], file)
+    restored = network()
+    optimizer = adam(restored)
+    with LocalSteps(restored, optimizer, topology, SPARSE, **given) as local:
+        file.seek(0)
+        for each, state in zip((restored, optimizer, local), torch.load(file), strict=True):
+            each.load_state_dict(state)
+        passes = with_clock(local, 1.0 + rank)
+        again = [paced(local, restored, optimizer, batch, passes) for batch in steps[3:]]
+    assert again == taken[3:]
+    assert not all(again)
+    assert torch.equal(weights_of(restored), weights_of(model))
+
+
 def test_what_cannot_take_local_steps_is_refused_in_one_line(topology):
     model = network()
     optimizer = sgd(model)
@@ -198,6 +297,8 @@ def test_what_cannot_take_local_steps_is_refused_in_one_line(topology):
         "delay: expected a whole number from 0, got -1": {"delay": -1},
         "mixing: expected a number .* with a delay": {"mixing": 0.5},
         "eager: expected False without a delay, got True": {"eager": True},
+        "round_seconds: expected a number above 0, got 0": {"round_seconds": 0},
+        "round_seconds: expected a number above 0, got 'soon'": {"round_seconds": "soon"},
     }
     for expected, more in wrong.items():
         few = torch.nn.Linear(2, 1)

@@ -257,7 +257,7 @@ def test_the_exchange_is_set_beside_what_auto_predicted(tmp_path):
 
 def test_stalls_skipped_steps_and_the_slowest_rank_are_told(tmp_path):
     late = [{"rank": 1, "excess": 0.1}, {"rank": 1, "excess": 0.3}, {"rank": 0, "excess": 0.9}]
-    records = [*begun(), *(epoch(place, slowest=each) for place, each in enumerate(late))]
+    records = [*begun(), *(epoch(place, slowest=each, passed_over=2) for place, each in enumerate(late))]
     records.append({"kind": "stall", "seconds": 1.0, "phase": 1, "stall_seconds": 0.25})
     records += [checkpoint(4, 1.0, copied=0.1), checkpoint(8, 1.0, copied=0.1, written=5.0, waited=0.2)]
     records.append({"kind": "stop", "seconds": 2.0, "reason": "loss no better"})
@@ -273,6 +273,7 @@ def test_stalls_skipped_steps_and_the_slowest_rank_are_told(tmp_path):
     assert told["slowest rank"] == "rank 1 in 2 of 3 epochs, by 20.0% on average"
     assert told["stalls between phases"] == "250 ms before phase 2"
     assert told["steps skipped"] == "3 of 12, for a NaN or an infinity"
+    assert told["steps passed over"] == "6 of all ranks, whose rounds had lasted round_seconds"
     assert told["checkpoints"] == "2, 200 ms each (median), 400 ms together, 10.0% of the time"
 
 

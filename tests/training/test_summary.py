@@ -47,9 +47,11 @@ STAGES = StageMeans(hidden_share=0.834, slowest=Slowest(3, 0.12))
             f"{LINE}{BETWEEN}".replace("test accuracy  90.0%", "not tested".ljust(20)),
         ),
         ({"stages": STAGES}, 8, f"{LINE}{BETWEEN}  hidden 83%  slowest rank 3 (+12%)"),
+        ({"passed_over": 1}, 8, f"{LINE}{BETWEEN}  passed over 1 step"),
+        ({"passed_over": 12}, 8, f"{LINE}{BETWEEN}  passed over 12 steps"),
         ({"reducer": None, **ONE_NODE}, 0, LINE.replace("hitopk    ", "")),
     ],
-    ids=["plain", "not tested", "stages", "one rank"],
+    ids=["plain", "not tested", "stages", "passed over", "several passed over", "one rank"],
 )
 def test_an_epoch_is_one_line(changes, width, line):
     assert epoch_line(epoch(**changes), TASK, epochs=20, width=width) == line
@@ -117,6 +119,12 @@ def test_skipped_steps_a_residual_left_and_a_phase_that_sent_nothing_are_told():
     assert "  phase 1, hitopk: 0.00 MB of 0.00 MB (nothing)" in lines
     assert "5 steps were skipped: a NaN or an infinity in the gradients" in lines
     assert "unsent residual at the end: norm 0.5 on rank 0 (not applied)" in lines
+
+
+@pytest.mark.parametrize(("count", "what"), [(1, "1 step was"), (12, "12 steps of ranks were")])
+def test_steps_that_were_passed_over_are_told(count, what):
+    line = f"{what} passed over: their rounds had lasted round_seconds"
+    assert line in closing(phases=[PhaseResult("dense", "6 px", 1, passed_over=count)])
 
 
 def test_of_many_hosts_the_first_are_named():

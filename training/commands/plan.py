@@ -52,6 +52,12 @@ def plan(
         for each in found
         if each.ranks != simulate
     ]
+    notes += [
+        f"phase {number}: a replica passes over the steps to the next exchange that are left after "
+        f"{phase.round_seconds:g} s; the plan has none passed over"
+        for number, phase in enumerate(config.phases, 1)
+        if phase.round_seconds is not None
+    ]
     if as_json:
         print(json.dumps(_record(made, notes, found)))
         return

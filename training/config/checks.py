@@ -121,6 +121,11 @@ def without_effect(config: AnyConfig) -> Iterator[str]:
         why = "every phase has local_steps without a delay: its exchange is after the last one"
         yield f"overlap=True has no effect: {why}"
 
+    for number, phase in enumerate(phases):
+        if phase.round_seconds is not None and phase.schedule is not None and phase.schedule.interval == 1:
+            why = "the one step to an exchange is always taken"
+            yield f"phases[{number}].round_seconds={phase.round_seconds} has no effect: {why}"
+
 
 def _is_taken(config: AnyConfig, phase: Phase, option: str) -> bool:
     """Return whether a phase's reducer takes an option from the configuration, if that is known."""
@@ -137,7 +142,7 @@ def _local_steps_go_with_what_is_given(config: AnyConfig, phase: Phase, place: s
             expected = "none beside budget, for which auto chooses them"
             raise _wrong(f"{place}.local_steps", expected, phase.local_steps)
     elif phase.local_steps is None:
-        for key in ("outer", "local"):
+        for key in ("outer", "local", "round_seconds"):
             if getattr(phase, key) is not None:
                 raise problem("expected none without local_steps, got one", key=f"{place}.{key}")
         return

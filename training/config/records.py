@@ -216,6 +216,9 @@ class Phase(Reducing):
     local: Literal["node", "rank"] | None = None
     """The replica of local steps: a node, which averages its ranks' gradients in every step, or a rank; node
     without it."""
+    round_seconds: Positive | None = None
+    """Seconds of its own steps after which a replica takes no further local step until the next exchange;
+    its difference counts by the steps that it took."""
     outer: Outer | None = None
     """How the mean difference moves the common weights; without it they become the mean of the replicas'."""
 
@@ -243,7 +246,7 @@ class Phase(Reducing):
     def with_local_steps(self, local_steps: int) -> "Phase":
         """Return the phase with the local steps that its budget asks for; one alone is plain training."""
         if local_steps == 1 and self.outer is None:
-            return self.model_copy(update={"budget": None, "local": None})
+            return self.model_copy(update={"budget": None, "local": None, "round_seconds": None})
         if (outer := self.outer) is not None:  # the next number that fragments and delay allow
             least = max(local_steps, outer.fragments * (outer.delay + 1))
             local_steps = -(-least // outer.fragments) * outer.fragments

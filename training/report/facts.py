@@ -118,6 +118,7 @@ def facts(run: Run) -> dict[str, str]:
         "exchange hidden": _hidden(run),
         "stalls between phases": _stalls(run) or "none",
         "steps skipped": _skipped(run) or "none",
+        **({"steps passed over": passed_over} if (passed_over := _passed_over(run)) else {}),
         "checkpoints": _checkpoints(run) or "none",
         "resumed": f"{resumed} times" if resumed > 1 else "once" if resumed else "never",
         "begun": text(next((each.record.get("started") for each in run.all_of("run")), None)),
@@ -208,6 +209,11 @@ def _skipped(run: Run) -> str:
     if not results:
         count = sum(step.record.get("finite") is False for step in run.steps)
     return f"{count} of {run.end:,}, for a NaN or an infinity" if count else ""
+
+
+def _passed_over(run: Run) -> str:
+    count = sum(whole(epoch.record, "passed_over") or 0 for epoch in run.epochs)
+    return f"{count:,} of all ranks, whose rounds had lasted round_seconds" if count else ""
 
 
 def _checkpoints(run: Run) -> str:

@@ -44,6 +44,8 @@ def epoch_line(result: EpochResult, task: Task, *, epochs: int, width: int) -> s
         tested = "not tested".ljust(len(tested))
     reducer = f"{result.reducer or '':<{width}}  " if width else ""
     times = shown(result.stages.hidden_share, result.stages.slowest)
+    if result.passed_over:
+        times += f"  passed over {result.passed_over} step{'s' * (result.passed_over > 1)}"
     return (
         f"epoch {result.epoch + 1:>2}/{epochs}  {reducer}{result.input}"
         f"  loss {loss}  {tested}"
@@ -95,6 +97,9 @@ def closing_lines(
     if skipped := sum(phase.skipped_steps for phase in summary.phases):
         steps = "1 step was" if skipped == 1 else f"{skipped} steps were"
         yield f"{steps} skipped: a NaN or an infinity in the gradients"
+    if passed_over := sum(phase.passed_over for phase in summary.phases):
+        steps = "1 step was" if passed_over == 1 else f"{passed_over} steps of ranks were"
+        yield f"{steps} passed over: their rounds had lasted round_seconds"
     if summary.residual_norm:
         norm = f"{summary.residual_norm:.3g}"
         yield f"unsent residual at the end: norm {norm} on rank 0 (not applied)"
@@ -233,9 +238,9 @@ def step_taken(at: Position, step: Step) -> RunEvent:
     """Return the event of the step of rank 0 that led to ``at``, with the loss scale of the next step.
 
     Fields: ``step``: of its phase. ``loss``: of its samples, ``None`` unless it was finite. ``step_seconds``:
-    since the end of the step before. ``stage_seconds``: by :class:`training.results.LoopSeconds` and
-    :class:`commlib.reducers.report.StageSeconds`. ``busy_seconds``, ``hidden_seconds``, ``forgotten``: as in
-    :class:`commlib.Report`.
+    since the end of the step before. ``passed_over``: no step was taken. ``stage_seconds``: by
+    :class:`training.results.LoopSeconds` and :class:`commlib.reducers.report.StageSeconds`. ``busy_seconds``,
+    ``hidden_seconds``, ``forgotten``: as in :class:`commlib.Report`.
     """
     report = step.report
     fields = {
@@ -245,6 +250,7 @@ def step_taken(at: Position, step: Step) -> RunEvent:
         "learning_rate": step.hyperparameters.learning_rate,
         "momentum": step.hyperparameters.momentum,
         "loss_scale": step.loss_scale,
+        "passed_over": step.passed_over,
         "finite": report.finite,
         "selected": report.selected,
         "applied": report.applied,
@@ -272,7 +278,8 @@ class StepReports(Callback):
         self._left.add(step.seconds)
         left = self._left.of(run.phase.steps - run.position.phase_steps)
         times = shown(run.accumulator.stages.hidden_share, self._slowest)
-        run.progress.update(live_line(run.phases, run.position, step.loss, left, times))
+        if not step.passed_over:  # which has no loss
+            run.progress.update(live_line(run.phases, run.position, step.loss, left, times))
         if run.position.steps % run.config.log_every == 0:
             run.report(step_taken(run.position, step))
 

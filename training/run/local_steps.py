@@ -6,7 +6,7 @@ The algorithm is in :mod:`commlib.rounds`.
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from itertools import chain, pairwise
 from types import ModuleType
@@ -18,7 +18,7 @@ import tensorflow as tf
 from commlib import Exchange, Report, Topology, make_reducer
 from commlib.arrays import copy_of, empty, to_host
 from commlib.reducers.report import StageSeconds, merged
-from commlib.rounds import OuterSgd, Rounds, Weights, entries_in, fragment_bounds
+from commlib.rounds import OuterSgd, Pace, Rounds, Weights, entries_in, fragment_bounds
 from commlib.tensorflow import DistributedGradients, array_of, cut_up, tensor_of
 from commlib.topology import Traffic
 from commlib.vectors import Float32, is_finite
@@ -64,6 +64,8 @@ class LocalSteps(Exchange):
     ``end_step`` exchanges the differences of weights through ``gradients``, where no bucket is of several
     fragments. A skipped round restores the state of ``optimizer``, and ``changed``: the variables that a
     forward pass changes. ``before``: the local steps of the phase before, whose outer velocity continues.
+
+    ``pace``: how far the replica is; a step counts as one, since all ranks' batches are of one size.
     """
 
     rounds: Rounds
@@ -89,7 +91,8 @@ class LocalSteps(Exchange):
         outer = phase.outer or Outer()
         update = OuterSgd(outer.rate, outer.momentum, nesterov=outer.nesterov, velocity=velocity)
         self._send, eager = gradients.exchange.submit_part, outer.update == "eager"
-        self.rounds = Rounds(update, self._send, self._receive, mixing=outer.own_share, eager=eager)
+        self.pace = Pace(gradients.exchange.slices, phase.round_seconds)
+        self.rounds = Rounds(update, self._leave, self._receive, mixing=outer.own_share, eager=eager)
         bounds = fragment_bounds(gradients.shapes, outer.fragments)
         self._fragments = [
             *(slice(*each) for each in pairwise(bounds)),
@@ -110,6 +113,13 @@ class LocalSteps(Exchange):
     def in_round(self) -> bool:
         """Whether a round is under way: replicas have weights of their own."""
         return self.rounds.common is not None
+
+    def passes_over(self) -> bool:
+        """Whether the next step is passed over; collective in a node that is one replica."""
+        if self._node is None or self.pace.seconds is None:
+            return self.pace.is_over
+        with self._guard():  # each rank has measured its own seconds
+            return bool(self._node.world.allgather_ints([self.pace.is_over]).any())
 
     def begin_step(self) -> None:
         """Begin a round, unless one is under way; before the forward pass."""
@@ -138,13 +148,17 @@ class LocalSteps(Exchange):
             own, report = copy_of(vector), NOTHING_EXCHANGED
             self.rounds.failed |= not is_finite(own)
         else:
-            # A guard is of one thread at a time; the watchdog bounds what is outside of one, too.
-            with self._gradients.guard() if self.rounds.leaving is None else nullcontext():
+            with self._guard():
                 own = self._node_reducer.reduce(vector, out=empty(len(vector), self._arrays))
             assert self._node_reducer.last is not None
             report = replace(self._node_reducer.last, selected=0, applied=0, flags=0)
             self.rounds.failed |= not report.finite
         return own, replace(report, finite=not self.rounds.failed)
+
+    def _guard(self) -> AbstractContextManager[Any]:
+        """Return a context to wait in for the ranks of the node."""
+        # A guard is of one thread at a time; the watchdog bounds what is outside of one, too.
+        return self._gradients.guard() if self.rounds.leaving is None else nullcontext()
 
     def end_step(self, hyperparameters: StepHyperparameters, within: Report) -> Report:
         """Exchange as :meth:`commlib.rounds.Rounds.end_step`; return a report that includes the step's.
@@ -166,6 +180,7 @@ class LocalSteps(Exchange):
         if report is not None:
             if not report.finite:
                 assign(self._restored, self._before)
+                self.pace.restart()
             self._before = []
 
     def abandon_round(self) -> None:
@@ -185,6 +200,9 @@ class LocalSteps(Exchange):
         finally:
             self.weights.write(own)
 
+    def _leave(self, fragment: slice, difference: Float32) -> None:
+        self._send(fragment, difference, self.pace.leaves(fragment))
+
     def _receive(self, fragment: slice) -> tuple[Float32, Report]:
         mean, report = self._gradients.wait()
         return mean[fragment], report
@@ -196,8 +214,13 @@ class LocalSteps(Exchange):
         self.weights.write(weights)
 
     def join(self) -> Traffic:
-        """Set the optimizer of every rank to the mean of all, with a dense reducer; return the traffic."""
-        traffic = Traffic()
+        """Set the optimizer of every rank to the mean of all, with a dense reducer; return the traffic.
+
+        Of iterations, which differ where steps were passed over, it is the largest number.
+        """
+        traffic, iterations = Traffic(), self._optimizer[0]
+        of_ranks = self._gradients.topology.world.allgather_ints([int(iterations.numpy())])
+        iterations.assign(of_ranks.max())
         for slots in self._slots:
             values = FlatVariables(slots, self._arrays)
             self._send(self._fragments[-1], values.read())
@@ -235,6 +258,7 @@ class LocalSteps(Exchange):
             round_state = {
                 "weights": to_host(self.weights.read()),
                 "failed": rounds.failed,
+                "pace": self.pace.state_dict(),
                 "before": list(self._before),
                 "report": None if report is None else json.dumps(asdict(report), default=int),
                 "ahead": None if rounds.ahead is None else to_host(rounds.ahead),
@@ -252,6 +276,7 @@ class LocalSteps(Exchange):
         if (found := state["round"]) is not None:
             rounds.begin(self.weights.read())
             rounds.failed, self._before = found["failed"], list(found["before"])
+            self.pace.load_state_dict(found["pace"])
             self.weights.write(self._vector(found["weights"]))
             rounds.ahead = self._vector(found["ahead"])
             if (under_way := shared["under_way"]) is not None:

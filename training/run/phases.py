@@ -78,6 +78,8 @@ class PhaseRun:
             how += f", one of {schedule.fragments} fragments after every {schedule.interval}"
         if schedule.delay:
             how += f", for which {schedule.delay} more have time"
+        if self.phase.round_seconds is not None:
+            how += f", none after {self.phase.round_seconds:g} s of them"
         return f"phase {self.number + 1}: {how}{shorter}"
 
     def density(self, epoch: int) -> float | None:

@@ -15,6 +15,7 @@ from training.config.records import Phase
 from training.results import LoopSeconds, StepHyperparameters
 from training.run.backward import Array, Backward
 from training.run.exchange import PhaseExchange
+from training.run.local_steps import NOTHING_EXCHANGED
 from training.run.model import Model
 from training.run.optimizer import WeightUpdate
 
@@ -56,7 +57,8 @@ class TrainingStep:
         """Train on one batch; return the loss of this rank's samples, and the report of the exchange.
 
         A step with a non-finite gradient on any rank changes only the loss scale and the random states of the
-        model; with local steps that holds for a round, which is skipped or not at its last step.
+        model; with local steps that holds for a round, which is skipped or not at its last step. The seconds
+        of a round are those of the stopwatch, which the caller restarts after each step.
         """
         exchange, local = self.exchange.current, self.exchange.local
         if local is not None:
@@ -72,14 +74,30 @@ class TrainingStep:
         else:
             backward.undo(before)
         if local is not None:
+            local.pace.took(sum(vars(self.stopwatch.seconds).values()))
+        return loss, self._ended(hyperparameters, report)
+
+    def passes_over(self) -> bool:
+        """Whether the next step is passed over, as the round has lasted its ``round_seconds``."""
+        return self.exchange.local is not None and self.exchange.local.passes_over()
+
+    def pass_over(self, hyperparameters: StepHyperparameters) -> Report:
+        """End a step of a round without training in it; return the report of the exchange; collective."""
+        assert self.exchange.local is not None
+        self.exchange.local.begin_step()
+        return self._ended(hyperparameters, NOTHING_EXCHANGED)
+
+    def _ended(self, hyperparameters: StepHyperparameters, report: Report) -> Report:
+        """End a step with this report so far."""
+        if (local := self.exchange.local) is not None:
             with self.stopwatch.measure("exchange_wait"):
                 report = local.end_step(hyperparameters, within=report)
             if not hyperparameters.round_steps:
                 # A round is skipped as a whole, at its end.
-                return loss, replace(report, finite=True)
+                return replace(report, finite=True)
         if self.optimizer.scale is not None:
             self.optimizer.scale.update(report.finite)
-        return loss, report
+        return report
 
     def abandon_round(self) -> None:
         """Return to the common weights, where a run ends within a round of local steps; collective."""

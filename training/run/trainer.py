@@ -1,5 +1,6 @@
 """A run: the loop over phases and epochs, with tests, checkpoints, and callbacks for all else."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
@@ -270,20 +271,24 @@ class Trainer:
             yield batch
 
     def train_step(self, phase: PhaseRun, batch: Batch) -> None:
-        """Train on one batch; collective."""
+        """Train on one batch, or pass it over; collective."""
         at, start, taken = self.position, self._last, self.parts.step
         hyperparameters = phase.hyperparameters(at.phase_steps)
-        loss, report = taken.take(phase.backward, batch, hyperparameters)
+        if passed_over := taken.passes_over():
+            loss, report = math.nan, taken.pass_over(hyperparameters)
+        else:
+            loss, report = taken.take(phase.backward, batch, hyperparameters)
         self.restart_step_clock()
         step = Step(
             loss,
             report,
             self._last - start,
             taken.stopwatch.seconds,
-            self.task.size(batch),
+            0 if passed_over else self.task.size(batch),
             start,
             hyperparameters,
             self.parts.optimizer.loss_scale,
+            passed_over,
         )
         taken.stopwatch.restart()
         self.accumulator.add(step)
