@@ -22,8 +22,7 @@ from commlib.errors import InvalidArgument
 from training.bench.record import Record, Seconds, command
 from training.process.hosts import Ranks
 from training.process.job import FAILURE, INTERRUPTED, log_error
-from training.process.launch import command_line
-from training.process.output import KNOWN_ALREADY, RANK_TAG, is_noise
+from training.process.launch import KNOWN_ALREADY, RANK_TAG, command_line, is_noise
 
 Words = list[str] | None  # of an option that may be repeated
 

@@ -25,14 +25,13 @@ from commlib.errors import InvalidArgument, look_up
 from commlib.transport import simulated
 from training.bench.record import Record, Seconds, WrongResult, busiest, median_bytes, report
 from training.commands.printing import Table, times
+from training.linear.config import Settings, checked
 from training.linear.generated import SHAPES, generate
 from training.linear.kernels import LOSSES
 from training.linear.model import Model
 from training.linear.rows import Rows
-from training.linear.settings import Settings, checked
-from training.linear.sgd import SGD
 from training.linear.solver import Pass, Solver
-from training.linear.solvers import SOLVERS, make_solver
+from training.linear.solvers import SGD, SOLVERS, make_solver
 from training.process.job import as_rank, usage_error
 
 RATE, LAYOUT, ALGORITHM = "1gbit", Layout(4, 2), "ring"  # of the cluster, and of MPI's all-reduce on it

@@ -18,7 +18,7 @@ import fsspec
 from fsspec.asyn import sync
 
 from datacache.errors import SourceChanged, StorageFailed
-from datacache.urls import without_secrets
+from datacache.escaping import without_secrets
 
 ProgressCallback = Callable[[int, int], None]
 """``report(done, total)``; called by one thread at a time, not always the same one."""

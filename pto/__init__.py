@@ -9,8 +9,7 @@
 array([[12., 18.]])
 """
 
-from pto.choice import Choice, Seconds
-from pto.comm import Comm
+from pto.comm import Choice, Comm, Seconds
 from pto.errors import DependsOnRank, InvalidArgument, PtoError, RanksDisagree
 from pto.norms import Norms, sum_of_squares
 from pto.parallel import Parallel, parallel

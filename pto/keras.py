@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Protocol
 
 import keras
@@ -25,7 +25,6 @@ from pto.errors import InvalidArgument
 from pto.parallel import How, Parallel, parallel
 from pto.rules import (
     BIAS_AND_NORMALISATION,
-    EMBEDDINGS_AND_LOGITS,
     Adam,
     AdamW,
     Lamb,
@@ -33,7 +32,6 @@ from pto.rules import (
     LossScaling,
     Muon,
     Rule,
-    Scale,
     Sgd,
     State,
     is_expression,
@@ -181,6 +179,9 @@ def path_of(variable: Any) -> str:
 class LayerWise(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has no types
     """Base of the optimizers, which compute the ratios of all variables at once.
 
+    ``values`` and ``options``: the settings of the rule, in its order or by name; ``options`` also: those of
+    every Keras optimizer.
+
     ``norms`` gives the sums of squares: a :class:`pto.norms.Norms` computes them on all ranks together, in
     float64, bitwise the same on all of them; :class:`GivenSquares` has them from before the step; with
     ``None`` TensorFlow computes them on this rank, in float32: for one process, or equal GPUs with the same
@@ -190,18 +191,28 @@ class LayerWise(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has 
     ``momentum``: a variable that may be assigned between steps; ``None`` if the rule has no momentum.
     """
 
+    rule_type: ClassVar[type[Sgd | Adam]]
+    rate: ClassVar[float] = 0.001
+    """The learning rate, unless another is given."""
+
     def __init__(
         self,
-        rule: Sgd | Adam,
-        learning_rate: Any,
-        *,
-        exclude: str | None,
+        learning_rate: Any = None,
+        *values: Any,
+        exclude: str | None = BIAS_AND_NORMALISATION,
         norms: Measures | GivenSquares | None = None,
+        name: str | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(learning_rate, weight_decay=rule.weight_decay, **options)
+        own = {each.name: options.pop(each.name) for each in fields(self.rule_type) if each.name in options}
+        rule = self.rule_type(*values, **own)
+        rate = self.rate if learning_rate is None else learning_rate
+        name = name or type(self).__name__.lower()
+        super().__init__(rate, weight_decay=rule.weight_decay, name=name, **options)
         if not is_expression(exclude or ""):
             raise InvalidArgument(f"exclude: expected a regular expression, got {exclude!r}")
+        if isinstance(rule, Lamb) and isinstance(norms, GivenSquares):
+            raise InvalidArgument("norms: expected Norms or None, as LAMB's are of moments, got GivenSquares")
         self.rule = rule
         self.exclude = exclude
         self.norms = norms
@@ -289,18 +300,8 @@ class SGD(LayerWise):
     in :class:`LARS`.
     """
 
-    def __init__(
-        self,
-        learning_rate: Any = 0.01,
-        momentum: float = 0.0,
-        nesterov: bool = False,
-        weight_decay: float = 0.0,
-        exclude: str | None = BIAS_AND_NORMALISATION,
-        name: str = "sgd",
-        **options: Any,
-    ) -> None:
-        rule = Sgd(momentum, nesterov, weight_decay)
-        super().__init__(rule, learning_rate, exclude=exclude, name=name, **options)
+    rule_type = Sgd
+    rate = 0.01
 
 
 @keras.saving.register_keras_serializable(package="cloudtrain")
@@ -311,23 +312,7 @@ class ADAM(LayerWise):
     ``exclude`` and ``options`` as in :class:`LARS`.
     """
 
-    rule_type: ClassVar[type[Adam]] = Adam
-
-    def __init__(
-        self,
-        learning_rate: Any = 0.001,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        epsilon: float = 1e-8,
-        weight_decay: float = 0.0,
-        exclude: str | None = BIAS_AND_NORMALISATION,
-        name: str | None = None,
-        freeze_variance: int | None = None,
-        **options: Any,
-    ) -> None:
-        rule = self.rule_type(beta_1, beta_2, epsilon, weight_decay, freeze_variance=freeze_variance)
-        name = name or type(self).__name__.lower()
-        super().__init__(rule, learning_rate, exclude=exclude, name=name, **options)
+    rule_type = Adam
 
 
 @keras.saving.register_keras_serializable(package="cloudtrain")
@@ -346,21 +331,8 @@ class LARS(LayerWise):
     decay. ``options``: those of every Keras optimizer.
     """
 
-    def __init__(
-        self,
-        learning_rate: Any = 1.0,
-        momentum: float = 0.9,
-        nesterov: bool = False,
-        weight_decay: float = 0.0,
-        trust: float = 0.001,
-        epsilon: float = 0.0,
-        exclude: str | None = BIAS_AND_NORMALISATION,
-        norms: Measures | GivenSquares | None = None,
-        name: str = "lars",
-        **options: Any,
-    ) -> None:
-        rule = Lars(momentum, nesterov, weight_decay, trust=trust, epsilon=epsilon)
-        super().__init__(rule, learning_rate, exclude=exclude, norms=norms, name=name, **options)
+    rule_type = Lars
+    rate = 1.0
 
 
 @keras.saving.register_keras_serializable(package="cloudtrain")
@@ -375,26 +347,7 @@ class LAMB(LayerWise):
     decay is not scaled with the layer, and not part of the norm in the ratio.
     """
 
-    def __init__(
-        self,
-        learning_rate: Any = 0.001,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        epsilon: float = 1e-6,
-        weight_decay: float = 0.0,
-        least_norm: float = 0.0,
-        largest_norm: float | None = None,
-        exclude: str | None = BIAS_AND_NORMALISATION,
-        norms: Measures | None = None,
-        name: str = "lamb",
-        freeze_variance: int | None = None,
-        **options: Any,
-    ) -> None:
-        if isinstance(norms, GivenSquares):
-            raise InvalidArgument("norms: expected Norms or None, as LAMB's are of moments, got GivenSquares")
-        moments = (beta_1, beta_2, epsilon, weight_decay)
-        rule = Lamb(*moments, least_norm, largest_norm, freeze_variance=freeze_variance)
-        super().__init__(rule, learning_rate, exclude=exclude, norms=norms, name=name, **options)
+    rule_type = Lamb
 
 
 @keras.saving.register_keras_serializable(package="cloudtrain")
@@ -412,27 +365,17 @@ class MUON(LayerWise):
     and cannot share the work.
     """
 
+    rule_type = Muon
+
     def __init__(
         self,
-        learning_rate: Any = 0.001,
-        momentum: float = 0.95,
-        nesterov: bool = True,
-        scale: Scale = "rms",
-        adamw: str = EMBEDDINGS_AND_LOGITS,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        epsilon: float = 1e-8,
-        weight_decay: float = 0.0,
-        exclude: str | None = BIAS_AND_NORMALISATION,
-        name: str = "muon",
-        freeze_variance: int | None = None,
+        learning_rate: Any = None,
+        *,
         comm: Comm | None = None,
         newton_schulz: How = "auto",
         **options: Any,
     ) -> None:
-        moments = (beta_1, beta_2, epsilon, weight_decay)
-        rule = Muon(*moments, momentum, nesterov, scale, adamw, freeze_variance=freeze_variance)
-        super().__init__(rule, learning_rate, exclude=exclude, name=name, **options)
+        super().__init__(learning_rate, **options)
         self.comm, self.newton_schulz = comm, newton_schulz
         self.shared: Parallel | None = None
 

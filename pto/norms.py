@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from pto.choice import Choice, Seconds, choose, rounds, slowest
-from pto.comm import Array, Comm, agree_on
+from pto.comm import Array, Choice, Comm, Seconds, agree_on, choose, rounds, slowest
 from pto.errors import InvalidArgument
 from pto.partition import Partition, Piece, by_slices, by_tensor
 

@@ -13,8 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pto.choice import Choice, Seconds, choose, rounds, slowest
-from pto.comm import Array, Comm, agree_on
+from pto.comm import Array, Choice, Comm, Seconds, agree_on, choose, rounds, slowest
 from pto.errors import DependsOnRank, InvalidArgument
 from pto.partition import by_tensor, equal_bounds
 

@@ -1,26 +1,38 @@
 """Build the documentation as a site: python scripts/build_docs.py, then open build/site/index.html.
 
 The pages are laid out in build/pages as they lie in the repository, with the files that they link: so links
-lead where they do there. mkdocs.yml says what the site is like, and refuses links that lead nowhere.
+lead where they do there. mkdocs.yml says what the site is like, and refuses links that lead nowhere. The API
+reference is made from the docstrings.
 """
 
 import logging
+import os
 import re
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
+import pdoc
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts import api_reference
+from commlib.tf_logging import without_noise
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ROOT / "mkdocs.yml"
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "datacache/README.md", "benchmarks/README.md"]
+MODULES = (  # and what their __all__ names
+    *("commlib", "commlib.cost", "commlib.gpu", "commlib.keras", "commlib.reducers", "commlib.selection"),
+    *("commlib.tensorflow", "commlib.tuning.probe", "commlib.tuning.tuner", "commlib.wire"),
+    *("datacache", "datacache.sources", "datacache.tensorflow"),
+    *("pto", "pto.keras", "pto.sharded"),
+    *("training", "training.config.config", "training.config.records"),
+    *(f"commlib.{name}" for name in ("torch", "jax") if find_spec(name)),
+)
 LINK = re.compile(r"(?<=\]\()[^)\s#:]+(?=[)#])")  # to a file, without the heading
 
 
@@ -57,10 +69,21 @@ def _place(file: Path, folder: Path) -> Path:
     return place
 
 
+def write_reference(folder: Path) -> None:
+    """Write a page of the API reference for each module that users import from."""
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    with without_noise():
+        import training
+
+        vars(training)["Trainer"] = training.Trainer  # imported at the first access, which pdoc does not make
+        pdoc.render.configure(docformat="restructuredtext", show_source=False)
+        pdoc.pdoc(*MODULES, output_directory=folder)
+
+
 if __name__ == "__main__":
     logging.basicConfig(format="%(message)s")  # where mkdocs says which link is dead
     pages = ROOT / "build" / "pages"
     shutil.rmtree(pages, ignore_errors=True)
     lay_out(pages)
-    api_reference.build(pages / "api")
+    write_reference(pages / "api")
     build(load_config(str(SETTINGS)))

@@ -22,8 +22,7 @@ from training.config.config import Config
 from training.config.optimizers import OPTIMIZERS
 from training.config.schedules import SCHEDULES
 from training.datasets import DATASETS
-from training.linear.config import GeneratedData, LibsvmData, LinearConfig, LinearData
-from training.linear.settings import LearningRate
+from training.linear.config import GeneratedData, LearningRate, LibsvmData, LinearConfig, LinearData
 from training.models import IMAGES, MODELS, TextBuilder
 from training.tasks import TASKS
 

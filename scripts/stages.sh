@@ -3,12 +3,29 @@ set -o pipefail
 failed=()
 last_line=
 stage_log=$(mktemp)
-trap 'rm -f "$stage_log"' EXIT
+started= started_log=
+trap 'rm -f "$stage_log" "$started_log"; [ -z "$started" ] || kill -- "-$started" 2>/dev/null' EXIT
 trap 'exit 130' INT # a stage that handles it would be followed by the next one
 
 stage() { # COMMAND…
     if ! "$@" 2>&1 | tee -i "$stage_log"; then failed+=("$(quoted "$@")"); fi
     last_line=$(tail -n 1 "$stage_log")
+}
+
+# Starts one stage beside those that follow, which alone would leave a core idle. What it said comes with join.
+start() { # COMMAND…
+    started_command=$(quoted "$@")
+    started_log=$(mktemp)
+    setsid "$@" >"$started_log" 2>&1 &
+    started=$!
+}
+
+join() {
+    wait "$started" || failed+=("$started_command")
+    started=
+    last_line=$(tail -n 1 "$started_log")
+    cat "$started_log"
+    rm "$started_log"
 }
 
 quoted() { # WORD…: as a shell takes them

@@ -33,13 +33,13 @@ esac
 . scripts/stages.sh
 unset PYTHONDONTWRITEBYTECODE # a hundred processes would compile our modules again
 [ ! -t 1 ] || export PYTEST_ADDOPTS="${PYTEST_ADDOPTS:-} --color=yes" # stages print through a pipe
+[ $# = 0 ] || start ./scripts/test_frameworks.sh
 stage ./scripts/check.sh
 leave_out="cluster or faults"
 [ $# -gt 0 ] || leave_out="slow or $leave_out"
 stage "${pytest[@]}" -q --numprocesses auto --dist worksteal -m "not ($leave_out)"
 if [ $# -gt 0 ]; then
-    stage ./scripts/install.sh frameworks
-    stage .venv-frameworks/bin/python -m pytest -q tests/torch tests/jax
+    join
     # Only the files that have such tests: to collect all takes a while.
     marked() { grep -rl --include='test_*.py' "mark\.$1" tests; }
     # These measure what passes the links of a cluster, and want the cores for themselves.

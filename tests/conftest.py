@@ -54,16 +54,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             metafunc.parametrize("ranks", [Ranks(size) for size in sizes], ids=[f"P{size}" for size in sizes])
 
 
+def is_left_to_all(item: pytest.Item) -> bool:
+    """Return whether a test takes long, or has parameters that ``@pytest.mark.pairs(are_met)`` does not meet.
+
+    Of a table of reducers, numbers of ranks and values that all prove one promise, a part does.
+    """
+    pairs = item.get_closest_marker("pairs")
+    is_met = pairs is None or not hasattr(item, "callspec") or pairs.args[0](**item.callspec.params)
+    return not is_met or any(map(item.get_closest_marker, ("large", "faults")))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the tests that take long to a run of all; of the others, those that start real ranks are first.
+    """Leave what is too much for each change to a run of all; of the rest, what starts real ranks is first.
 
     Ranks start and end one process after the other, and wait for each other: a second worker of pytest-xdist,
     which begins in the middle, computes meanwhile.
     """
-    long = [] if ALL else [item for item in items if any(map(item.get_closest_marker, ("large", "faults")))]
-    if long:
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if item not in long]
+    left_out = set() if ALL else set(filter(is_left_to_all, items))
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: not any(map(item.get_closest_marker, ("launch", "slow"))))
 
 

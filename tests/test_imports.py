@@ -29,7 +29,7 @@ ADAPTERS = {
     "jax": {"commlib.jax"},
     "horovod": set(),
     "cupy": {"commlib.gpu.cupy_engine", "commlib.transport.nccl"},
-    "mpi4py": {"commlib.transport.ending", "commlib.transport.mpi", "commlib.transport.watchdog"},
+    "mpi4py": {"commlib.transport.mpi", "commlib.transport.watchdog"},
 }
 LIGHT = {
     *(*LIBRARIES, "training.callbacks", "training.config", "training.checkpoint", "training.datasets"),

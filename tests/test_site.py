@@ -8,7 +8,7 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from mkdocs.exceptions import Abort
 
-from scripts import api_reference, build_docs, config_reference
+from scripts import build_docs, config_reference
 from training.config.config import Config
 from training.config.optimizers import OPTIMIZERS
 from training.config.schedules import SCHEDULES
@@ -46,9 +46,9 @@ def test_dead_links_and_pages_outside_of_the_navigation_are_refused(tmp_path, ca
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The module specification")  # commlib.cost is in commlib.__all__, too
 def test_every_link_of_the_reference_leads_to_a_page_and_an_anchor(tmp_path):
-    api_reference.build(tmp_path)
+    build_docs.write_reference(tmp_path)
     pages = {page: page.read_text() for page in tmp_path.rglob("*.html")}
-    assert {tmp_path / f"{module.replace('.', '/')}.html" for module in api_reference.MODULES} <= set(pages)
+    assert {tmp_path / f"{module.replace('.', '/')}.html" for module in build_docs.MODULES} <= set(pages)
     ids = {page: {"", *re.findall(r' id="([^"]*)"', text)} for page, text in pages.items()}
     broken = []
     for page, text in pages.items():

@@ -7,7 +7,8 @@ from tests.launching import ROOT
 
 def run(*stages: str) -> subprocess.CompletedProcess[str]:
     """Run a script of these stages as ``scripts/test.sh`` is written."""
-    script = "\n".join(["set -euo pipefail", ". scripts/stages.sh", *(f"stage {each}" for each in stages)])
+    lines = [each if each.startswith(("start ", "join")) else f"stage {each}" for each in stages]
+    script = "\n".join(["set -euo pipefail", ". scripts/stages.sh", *lines])
     # A background job of a shell without job control ignores interrupts, and so would what it starts.
     command = ["env", "--default-signal=INT", "bash", "-c", f"{script}\nreport"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -30,6 +31,15 @@ def test_all_stages_run_and_every_failure_is_reported_with_the_command_that_repe
 def test_the_output_of_stages_that_pass_ends_with_their_last_line():
     result = run("echo checked", "sh -c 'echo dots; echo 5 passed'")
     assert (result.returncode, result.stdout) == (0, "checked\ndots\n5 passed\n")
+
+
+def test_a_stage_that_was_started_beside_others_is_shown_and_judged_where_it_is_waited_for():
+    result = run("start sh -c 'echo beside; exit 3'", "echo checked", "join", "echo 3 passed")
+    assert result.stdout.splitlines() == [
+        *("checked", "beside", "3 passed"),
+        "cloudtrain: failed, to repeat: sh -c 'echo beside; exit 3'",
+        "3 passed",
+    ]
 
 
 def test_an_interrupt_ends_the_script_and_not_only_the_stage():

@@ -8,7 +8,7 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from datacache.escaping import escaped
 from datacache.store import files
 from training.config.run_files import CHECKPOINTS, CONFIG, METRICS, RUN, SUMMARY, WEIGHTS, last_checkpoint
+from training.config.secrets import with_texts
 from training.process.job import log_error
 from training.results import Ranks, Summary
 
@@ -78,7 +79,8 @@ class RunFolder:
     def write(self, kind: str, **values: Any) -> None:
         """Append one line to ``metrics.jsonl``, if there is room for it."""
         seconds = round(time.perf_counter() - self._start, 6)
-        line = json.dumps(_printable({"kind": kind, "seconds": seconds, **values}), allow_nan=False)
+        record = with_texts({"kind": kind, "seconds": seconds, **values}, escaped)  # file names may be bytes
+        line = json.dumps(record, allow_nan=False)
         self.attempt(METRICS, lambda: self._metrics.append(f"{line}\n".encode()))
 
     def save_weights(self, model: Any) -> None:
@@ -225,15 +227,6 @@ def _identity(path: Path) -> str:
         return identity
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: expected the identity of a run, got what is damaged") from error
-
-
-def _printable(value: Any) -> Any:
-    """Return records, lists and strings with undecodable characters escaped: file names may be bytes."""
-    if isinstance(value, Mapping):
-        return {key: _printable(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_printable(each) for each in value]
-    return escaped(value) if isinstance(value, str) else value
 
 
 class RunLock:

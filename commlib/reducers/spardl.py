@@ -27,8 +27,7 @@ from commlib.entries import take_out, write_at
 from commlib.errors import InvalidArgument, NonFiniteInput
 from commlib.reducers.base import Reducer
 from commlib.reducers.messages import exchange_packed, gather_doubling
-from commlib.reducers.residual import State
-from commlib.reducers.sparse import SparseOptions, SparseReducer
+from commlib.reducers.residual import SparseOptions, SparseReducer, State
 from commlib.selection import EVERYTHING
 from commlib.topology import LinkBytes, Topology
 from commlib.vectors import Float32, Index, SparseVector, concatenate, non_finite, partition

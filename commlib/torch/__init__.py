@@ -15,8 +15,7 @@ then leaves in ``parameter.grad`` the mean over all ranks::
 ``LocalSteps`` exchanges weights every few steps instead, of a model without DDP.
 """
 
-from commlib.torch.gradients import DistributedGradients, register
+from commlib.torch.gradients import DistributedGradients, broadcast, init_process_group, register
 from commlib.torch.local_steps import LocalSteps
-from commlib.torch.ranks import broadcast, init_process_group
 
 __all__ = ["DistributedGradients", "LocalSteps", "broadcast", "init_process_group", "register"]

@@ -16,8 +16,7 @@ from commlib.reducers import Report
 from commlib.reducers.report import StageSeconds
 from commlib.rounds import OuterSgd, Pace, Rounds, Schedule, entries_in, fragment_bounds
 from commlib.topology import Topology, Traffic
-from commlib.torch.gradients import with_arrays, with_tensors
-from commlib.torch.ranks import broadcast
+from commlib.torch.gradients import broadcast, with_arrays, with_tensors
 from commlib.transport.base import Closing
 from commlib.vectors import Float32
 

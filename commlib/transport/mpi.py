@@ -18,9 +18,8 @@ from commlib.agreement import differences, differing
 from commlib.arrays import Array
 from commlib.errors import LaunchError, PeerFailed, RanksDisagree
 from commlib.transport.base import Communicator, Integers, Request, check_color
-from commlib.transport.ending import Watch
 from commlib.transport.verified import VERIFY, verified
-from commlib.transport.watchdog import MPIWatchdog, Watchdog
+from commlib.transport.watchdog import MPIWatchdog, Watch, Watchdog
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -281,7 +280,7 @@ def world(*, verify: bool = False) -> Communicator:
     Horovod's; the caller owns the duplicate, and ``close()`` or the end of the process frees it.
 
     From the first call on, the ranks end together: an uncaught exception ends the job with one traceback, and
-    a rank that ends while others wait for it ends the job with one line (:mod:`commlib.transport.ending`).
+    a rank that ends while others wait for it ends the job with one line (:mod:`commlib.transport.watchdog`).
 
     Raises :class:`commlib.errors.LaunchError` where the launcher has started another number of ranks than MPI
     sees, as ``horovodrun --gloo`` and its elastic jobs do, or the ``mpirun`` of another MPI.

@@ -1,23 +1,236 @@
-"""Bounded waiting: ends the job when a rank waits too long, and names the ranks that have not come.
+"""Bounded waiting, and the end of an MPI job, which all ranks reach together.
 
 Nothing is sent while no wait is long. A rank that has waited for some seconds reports its place to the
 others once per interval, so that waiting ranks know each other's places; one that computes reports nothing.
+The job ends when a rank waits too long, and the ranks that have not come are named.
+
+An uncaught exception ends the job with one traceback. A rank that ends in any other way, by
+``sys.exit`` or because its script is over, stays until all others have ended, too. Meanwhile rank 0 collects
+reports: a rank that has ended says so, and a rank that has waited for some seconds says for which ranks, once
+a second, until its wait is over. A wait for a rank that has ended never ends: rank 0 aborts the job and
+names the rank that has ended. Ranks that compute for long and wait for no one are left alone.
+
+Waits in Horovod's exchanges are not covered. Where Horovod was initialised after the first communicator was
+made, it shuts down before a rank stays here, and such exchanges raise.
 """
 
+import array
+import atexit
+import fcntl
+import itertools
 import math
+import os
 import socket
+import sys
+import termios
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
 
-from commlib.errors import InvalidArgument
-from commlib.transport.ending import FAILED, LAST_REPORTS_AFTER_SECONDS, abort
+from commlib.errors import ConcurrentUse, InvalidArgument
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+
+FAILED, INTERRUPTED = 1, 130
+
+REPORT_SECONDS = 1.0
+LONG_WAIT_SECONDS = 2.0
+# Of one wait, after a rank that it waits for has ended: its last message may still be on its way.
+REPORTS_OF_A_WAIT = 4
+LAST_REPORTS_AFTER_SECONDS = 3.0
+POLL_SECONDS = 0.01
+READ_WITHIN_SECONDS, PASSED_ON_WITHIN_SECONDS = 3.0, 0.3
+
+HAS_ENDED, WAITS = 1, 2  # tags of the reports
+
+
+class _Wait:
+    """A thread waits for ``ranks`` of the world in an exchange over ``comm``, inside its block.
+
+    ``waits``: all unfinished waits, by thread. A class, since a step has a dozen waits and contexts made of
+    generators are slow.
+    """
+
+    def __init__(
+        self, waits: "dict[int, _Wait]", number: int, comm: object, ranks: Sequence[int], thread: int
+    ) -> None:
+        self.number, self.comm, self.ranks = number, comm, ranks
+        self.since = time.monotonic()
+        self._waits, self._thread = waits, thread
+
+    def __enter__(self) -> None:
+        self._waits[self._thread] = self
+
+    def __exit__(self, *error: object) -> None:
+        del self._waits[self._thread]
+
+
+class Watch:
+    """What this rank waits for and, on rank 0, which ranks have ended.
+
+    ``comm``: a communicator of all ranks for the watch alone, which MPI frees at the end. With one rank there
+    is nothing to watch.
+    """
+
+    def __init__(self, comm: "MPI.Comm") -> None:
+        self._comm, self._rank, self._size = comm, comm.Get_rank(), comm.Get_size()
+        self._host = socket.gethostname()
+        self._waits: dict[int, _Wait] = {}  # by thread
+        self._numbers = itertools.count()
+        self._ended: dict[int, str] = {}  # hosts by rank; on rank 0 only
+        self._reports: Counter[tuple[int, int]] = Counter()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="commlib-watch", daemon=True)
+        self._process = os.getpid()  # forks of this process are not ranks
+        if self._size > 1:
+            self._begin()
+
+    def _begin(self) -> None:
+        from mpi4py import MPI
+
+        previous = sys.excepthook
+
+        def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            if sys.excepthook is not end:  # that of torch.distributed holds back what this one prints
+                sys.stderr = sys.__stderr__
+            if os.getpid() == self._process:
+                self.fail(error, lambda: previous(kind, error, trace))
+            else:
+                previous(kind, error, trace)
+
+        sys.excepthook = end
+        atexit.register(self._end)
+        if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+            self._thread.start()
+
+    def waiting(self, comm: object, ranks: Sequence[int]) -> AbstractContextManager[None]:
+        """Record that this thread waits for ``ranks`` of the world, over ``comm``, inside the block.
+
+        Raises :class:`commlib.errors.ConcurrentUse` if another thread waits over the same communicator.
+        """
+        thread = threading.get_ident()
+        if any(wait.comm is comm and other != thread for other, wait in list(self._waits.items())):
+            raise ConcurrentUse(
+                f"rank {self._rank} of {self._size}: two threads exchange over one communicator at the same "
+                "time; give each thread a topology of its own: Topology(transport.mpi.world())"
+            )
+        return _Wait(self._waits, next(self._numbers), comm, ranks, thread)
+
+    def waiting_since(self) -> float | None:
+        """Return when the oldest wait that is not over began, by the monotonic clock."""
+        return min((wait.since for wait in list(self._waits.values())), default=None)
+
+    def fail(self, error: BaseException, report: Callable[[], object]) -> None:
+        """Abort the job for an error of this rank, which ``report`` prints below a line that names the rank.
+
+        An interrupt prints that line alone. Where several ranks fail, only the lowest prints: the higher ones
+        wait a moment, and are aborted by it. With one rank nothing is done.
+        """
+        if self._size == 1:
+            return
+        place = f"rank {self._rank} of {self._size} on {self._host}"
+        text, status = f"{place} was interrupted\n", INTERRUPTED
+        try:
+            time.sleep(LAST_REPORTS_AFTER_SECONDS * self._rank / self._size)
+            if not isinstance(error, KeyboardInterrupt):
+                text, status = "", FAILED
+                sys.stderr.write(f"{place} failed:\n")
+                report()
+        finally:  # also after a second interrupt: the other ranks wait
+            abort(text, status)
+
+    def fail_with(self, line: str) -> None:
+        """Abort the job with ``line`` alone, as ``fail`` does."""
+        if self._size > 1:
+            time.sleep(LAST_REPORTS_AFTER_SECONDS * self._rank / self._size)
+            abort(f"{line}\n", FAILED)
+
+    def _end(self) -> None:
+        """Stay until all ranks have come here: until then, ranks that wait for this one are detected."""
+        from mpi4py import MPI
+
+        if os.getpid() != self._process or MPI.Is_finalized():
+            return
+        try:
+            sent = self._report(HAS_ENDED, self._host)
+            barrier = self._comm.Ibarrier()
+            while not barrier.Test():
+                sent = [each for each in sent if not each.Test()]
+                time.sleep(POLL_SECONDS)
+        except KeyboardInterrupt as error:
+            self.fail(error, lambda: None)
+        self._is_over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        from mpi4py import MPI
+
+        sent: list[MPI.Request] = []
+        while not self._is_over.wait(REPORT_SECONDS) and not MPI.Is_finalized():
+            now, sent = time.monotonic(), [each for each in sent if not each.Test()]
+            for wait in list(self._waits.values()):
+                if now - wait.since > LONG_WAIT_SECONDS:
+                    sent += self._report(WAITS, (wait.number, wait.ranks))
+            status = MPI.Status()
+            while self._comm.Iprobe(status=status):
+                self._handle(status.source, status.tag, self._comm.recv(source=status.source, tag=status.tag))
+
+    def _report(self, tag: int, content: Any) -> "list[MPI.Request]":
+        """Send a report to rank 0; return the requests, which hold the bytes until they are sent."""
+        if self._rank > 0:
+            return [self._comm.isend(content, 0, tag)]
+        self._handle(0, tag, content)
+        return []
+
+    def _handle(self, rank: int, tag: int, content: Any) -> None:
+        """Handle the report of a rank, on rank 0; abort if it waits for one that has ended."""
+        if tag == HAS_ENDED:
+            self._ended[rank] = content
+            return
+        number, ranks = content
+        gone = sorted(self._ended.keys() & set(ranks))
+        self._reports[rank, number] += bool(gone)
+        if self._reports[rank, number] >= REPORTS_OF_A_WAIT:
+            place = f"rank {gone[0]} of {self._size} on {self._ended[gone[0]]}"
+            complaint = "has ended, and others wait for it: all have to make the same exchanges"
+            abort(f"{place} {complaint}\n", FAILED)
+
+
+def abort(text: str, status: int) -> None:
+    """Print ``text`` to standard error and abort the job, even if nothing can be printed any more."""
+    from mpi4py import MPI
+
+    for stream, words in ((sys.stdout, ""), (sys.stderr, text)):
+        with suppress(AttributeError, OSError, ValueError):  # missing, broken or closed
+            stream.write(words)
+            stream.flush()
+    _wait_for_reader(sys.__stderr__)
+    if MPI.Is_finalized():  # by Horovod, where that had initialised it
+        os._exit(status)
+    MPI.COMM_WORLD.Abort(status)
+
+
+def _wait_for_reader(stream: TextIO | None) -> None:
+    """Wait, for a bounded time, until a pipe is read: mpirun drops what an aborted rank has left in it."""
+    unread, until = array.array("i", [0]), time.monotonic() + READ_WITHIN_SECONDS
+    try:
+        while time.monotonic() < until:
+            fcntl.ioctl(stream or -1, termios.FIONREAD, unread)
+            if unread[0] == 0:
+                break
+            time.sleep(POLL_SECONDS)
+    except (OSError, ValueError):  # no pipe, or closed
+        return
+    time.sleep(PASSED_ON_WITHIN_SECONDS)
+
 
 LONGEST_INTERVAL_SECONDS = 2.0
 

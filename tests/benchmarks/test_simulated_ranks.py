@@ -51,9 +51,8 @@ def test_a_time_of_rounds_is_refused_where_no_time_is_simulated(tmp_path):
 @pytest.mark.parametrize(
     "more",
     [
-        {"local_steps": 5, "local": "rank", "outer": "{rate: 0.7, momentum: 0.5}"},
-        {"local_steps": 4, "local": "rank", "outer": "{rate: 0.7, fragments: 2, delay: 1}"},
-        *extent.more({}),
+        {"local_steps": 4, "local": "rank", "outer": "{rate: 0.7, momentum: 0.5, fragments: 2, delay: 1}"},
+        *extent.more({}, {"local_steps": 5, "local": "rank", "outer": "{rate: 0.7, momentum: 0.5}"}),
     ],
 )
 def test_two_simulated_ranks_train_as_two_real_ones(tmp_path, more):

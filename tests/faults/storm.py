@@ -28,7 +28,7 @@ from tests.faults.on_cluster import NODES, ONE_THREAD, RATE, ClusterJob, started
 from tests.launching import run, tail
 from tests.test_cluster import Cluster
 from training.process.job import PREEMPTED
-from training.receipt.recorded import digests_of, read_records
+from training.receipt import digests_of, read_records
 from training.run_folder import holder_of
 
 RANKS = 3

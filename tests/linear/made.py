@@ -3,8 +3,8 @@
 import numpy as np
 from scipy import sparse
 
+from training.linear.config import checked
 from training.linear.rows import Rows
-from training.linear.settings import checked
 
 FEATURES = 300
 VALUES = {

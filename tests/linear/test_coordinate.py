@@ -12,7 +12,7 @@ from commlib.transport import simulated
 from tests.extent import more
 from tests.linear.made import FEATURES, matrix_of, rows_of, settings_of, value_of
 from training.linear import LinearClassifier
-from training.linear.coordinate import CoordinateDescent
+from training.linear.solvers import CoordinateDescent
 
 GIVEN = {"solver": "coordinate", "coordinates": 7, "l2": 0.01}
 

@@ -13,7 +13,7 @@ from commlib import REDUCERS, Link, Network, SparseVector, Topology
 from commlib.transport import simulated
 from tests.linear.made import matrix_of, value_of
 from training.linear import LinearClassifier
-from training.linear.settings import Settings
+from training.linear.config import Settings
 from training.linear.solver import choose
 
 SLOW = {"learning_rate": {"rate": 2.0, "schedule": "power"}, "batch_size": 10}

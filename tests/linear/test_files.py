@@ -7,7 +7,7 @@ from sklearn.datasets import dump_svmlight_file, load_svmlight_file
 from commlib import Topology
 from commlib.transport import simulated
 from tests.linear.made import matrix_of
-from training.linear.files import FilePart, read_rows
+from training.linear.rows import FilePart, read_rows
 
 
 def read(path, ranks, **options):

@@ -16,7 +16,7 @@ from training.config.config import load as load_other
 from training.linear.config import GeneratedData, LibsvmData, load
 from training.linear.generated import SHAPES, STRIDE, generate
 from training.linear.run import share_right
-from training.linear.sgd import SGD
+from training.linear.solvers import SGD
 from training.process.supervisor import check_restarts
 
 SHIPPED = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if "task: linear" in path.read_text()]

@@ -6,7 +6,7 @@ import pytest
 
 import pto
 from commlib import Link, Network, transport
-from pto.choice import slowest
+from pto.comm import slowest
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32]
 

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from training.checkpoint.folders import Checkpoints, Saved
-from training.checkpoint.stored import Checkpoint
+from training.checkpoint.folders import Checkpoint, Checkpoints, Saved
 
 
 def save_whole(store: Checkpoints, step: int, shared: Any, own: Any, *, best: bool = False) -> Saved | None:

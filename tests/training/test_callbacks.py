@@ -14,6 +14,7 @@ import pytest
 from commlib import RanksDisagree, Topology
 from commlib.registry import options_of
 from commlib.transport import simulated
+from tests.extent import more
 from tests.launching import DIGITS, ROOT, errors, launch, tail
 from tests.training.refusal import refused
 from tests.training.small import ALONE, crash_after, linear, metrics_of, phase, records_of, trainer
@@ -316,7 +317,7 @@ def test_one_rank_that_asks_for_it_stops_all(on_ranks):
     assert [(run.position.run_epoch, run.summary.stopped) for run, _ in results] == [(1, "enough")] * 2
 
 
-@pytest.mark.parametrize("altered", [0, 2])
+@pytest.mark.parametrize("altered", [0, *more(2)])
 def test_a_rank_whose_weights_are_altered_is_named_by_all(tmp_path, on_ranks, altered):
     def alter_after_step_3(run):
         step = run.parts.step.take

@@ -28,10 +28,9 @@ from tests.training.refusal import refused
 from tests.training.stored import newest, save_whole
 from training.checkpoint import folders as checkpoints
 from training.checkpoint import serialization as trees
-from training.checkpoint.folders import CheckpointFailed, Checkpoints
+from training.checkpoint.folders import CheckpointFailed, Checkpoints, merged, taken_over
 from training.checkpoint.places import Folder
 from training.checkpoint.serialization import Damaged, check_file, read_tree, write_tree
-from training.checkpoint.stored import merged, taken_over
 
 FORK = multiprocessing.get_context("fork")
 COMPLETE, SHARED, OWN = "COMPLETE", "shared.safetensors", "own-{:05d}.safetensors"

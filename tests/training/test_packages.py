@@ -15,10 +15,9 @@ from typer.testing import CliRunner
 
 from training.commands.main import app
 from training.packages import fetch
-from training.packages.brown import brown, genres
+from training.packages.corpora import brown, genres, spam
 from training.packages.ende import ende
 from training.packages.intents import intents
-from training.packages.spam import spam
 
 
 def cloudtrain(*words: str):

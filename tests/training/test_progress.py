@@ -7,7 +7,7 @@ from rich.console import Console
 
 from training.process import progress
 from training.process.job import log_error
-from training.process.output import Output
+from training.process.launch import Output
 
 
 @pytest.fixture

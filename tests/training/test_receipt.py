@@ -15,8 +15,19 @@ from tests.training.refusal import refused
 from tests.training.small import crash_after, phase, trainer
 from training.callbacks.digests import digest_of
 from training.commands import receipt as commands
-from training.receipt.receipt import FILES, Job, Part, Process, Receipt, Source, config_digest, file_of
-from training.receipt.recorded import Recorded, _made_by, problems
+from training.receipt import (
+    FILES,
+    Job,
+    Part,
+    Process,
+    Receipt,
+    Recorded,
+    Source,
+    _made_by,
+    config_digest,
+    file_of,
+    problems,
+)
 from training.run.provenance import source
 
 MODEL = "model='tests.training.small:linear'"  # by its path, so that config.yaml can name it

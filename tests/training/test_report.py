@@ -18,10 +18,8 @@ from training.commands.main import app
 from training.config import run_files
 from training.report import facts
 from training.report.curves import charts
-from training.report.drawing import MOST_RUNS
-from training.report.page import Page
-from training.report.reading import read
-from training.report.run import run_of
+from training.report.page import MOST_RUNS, Page
+from training.report.run import read, run_of
 
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(2)> $x_{$ _y ' & \x1b[31m \u202e"
 VOID = {"meta", "input"}

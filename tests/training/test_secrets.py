@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from datacache.urls import is_secret
+from datacache.escaping import is_secret
 from tests.launching import DIGITS
 from tests.training.refusal import refused
 from training.callbacks.files import DawnBench

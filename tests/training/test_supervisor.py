@@ -11,7 +11,6 @@ import pytest
 from tests.launching import ENVIRONMENT, ROOT
 from training.config.config import load
 from training.process import launch as launching
-from training.process import output
 from training.process.hosts import Ranks
 from training.process.launch import RestartPolicy, launch
 from training.process.progress import FOLDER_MARK
@@ -261,7 +260,7 @@ def test_a_job_that_has_lost_a_host_has_failed_although_mpirun_says_nothing_of_i
 
 def test_a_job_that_mpirun_cannot_end_is_ended_with_what_keeps_its_output_open(job, monkeypatch, capfd):
     """Like mpirun that waits for its daemon on a lost host, and the ssh to that, which ignore SIGTERM."""
-    monkeypatch.setattr(output, "ENDS_WITHIN_SECONDS", 0.2)
+    monkeypatch.setattr(launching, "ENDS_WITHIN_SECONDS", 0.2)
     body = (
         "import subprocess\n"
         f"subprocess.Popen([sys.executable, '-c', {HANGS!r}], preexec_fn=os.setpgrp)\n"

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from commlib.errors import InvalidArgument
+from tests.extent import dealt
 from training.models import MODELS
 from training.models.attention import Attention, sinusoids
 
@@ -18,6 +19,7 @@ TINY = {
     "lstm_classifier": {"layers": 2, "units": 6},
 }
 VOCABULARY, CLASSES = 11, 3
+HALF = ["mixed_float16", "mixed_bfloat16"]
 
 
 @pytest.fixture(autouse=True)
@@ -215,7 +217,8 @@ def test_carried_state_makes_two_windows_one(layers):
     assert np.abs(forgotten - second).max() > 1e-3
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"], indirect=True)
+@pytest.mark.pairs(lambda name, policy: dealt(name, TINY, policy, HALF))
+@pytest.mark.parametrize("policy", HALF, indirect=True)
 @pytest.mark.parametrize("name", TINY)
 def test_logits_and_state_are_float32_in_half_precision_and_about_the_same(name, policy):
     half, sequences = tiny(name), tokens(3, 6)

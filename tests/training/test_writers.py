@@ -21,8 +21,7 @@ from commlib.topology import Traffic
 from tests.launching import ROOT
 from tests.training.small import assert_same_weights, crash_after, phase, records_of, trainer
 from tests.training.test_summary import epoch
-from training.callbacks.prometheus import Prometheus
-from training.callbacks.writers import numbers_of_epoch, numbers_of_step
+from training.callbacks.writers import Prometheus, numbers_of_epoch, numbers_of_step
 from training.commands.main import app
 from training.commands.train import train
 from training.config.config import load

@@ -95,11 +95,11 @@ def leaving_overlapped(leave: str) -> str:
 OVERLAPPED = {"ends": "pass", "fails": "raise RuntimeError('the disk is gone')"}
 EARLY = (
     "import time\n"
-    "from commlib.transport import ending, mpi\n"
+    "from commlib.transport import mpi, watchdog\n"
     "comm = mpi.world()\n"
     "others = comm.split(comm.rank == 1)\n"
     "if comm.rank == 0:\n"  # rank 2 waits for it as long
-    "    time.sleep(ending.LONG_WAIT_SECONDS + 2 * ending.REPORTS_OF_A_WAIT * ending.REPORT_SECONDS)\n"
+    "    time.sleep(watchdog.LONG_WAIT_SECONDS + 2 * watchdog.REPORTS_OF_A_WAIT * watchdog.REPORT_SECONDS)\n"
     "others.barrier()\n"
     "print(f'rank {comm.rank} is done')"
 )

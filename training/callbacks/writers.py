@@ -1,8 +1,11 @@
-"""Callbacks that give the numbers of a run to another tool: TensorBoard, Weights & Biases, MLflow."""
+"""Callbacks that give the numbers of a run to another tool: TensorBoard, W&B, MLflow, Prometheus."""
 
 import math
+import re
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, ClassVar, Literal
 
@@ -226,3 +229,48 @@ def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(each, f"{key}.{name}".lstrip("."))
     else:
         yield key, value
+
+
+LOOPBACK = "127.0.0.1"
+
+
+class Prometheus(Writer):
+    """Serves ``http://127.0.0.1:PORT/metrics`` on the machine of rank 0 while the run lasts."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._gauges: dict[str, Any] = {}
+
+    def on_build(self, run: RunView) -> None:
+        if run.rank == 0:
+            with self._port_errors(), socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+                probe.bind((LOOPBACK, self._port))
+
+    def open(self, run: RunView, folder: RunFolder) -> None:
+        self._run_name, self._client = run.config.name, imported("prometheus_client")
+        self._registry = self._client.CollectorRegistry()
+        with self._port_errors():
+            self._served = self._client.start_http_server(self._port, addr=LOOPBACK, registry=self._registry)
+
+    def write(self, numbers: Mapping[str, float], steps: int) -> None:
+        """Serve these numbers from now on, and the latest of other names."""
+        for name, value in {"steps": steps, **numbers}.items():
+            full = f"cloudtrain_{re.sub('[^a-zA-Z0-9_]', '_', name)}"
+            if full not in self._gauges:
+                self._gauges[full] = self._client.Gauge(full, name, ["run"], registry=self._registry)
+            self._gauges[full].labels(self._run_name).set(value)
+
+    def close(self, *, has_failed: bool) -> None:
+        server, thread = self._served
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    @contextmanager
+    def _port_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            expected = f"expected a free port of {LOOPBACK}"
+            raise ValueError(f"metrics_port: {expected}, got {self._port}: {error.strerror}") from error

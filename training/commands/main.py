@@ -303,7 +303,7 @@ def replay_receipt(
     where a digest differs.
     """
     from training.commands.receipt import replay
-    from training.receipt.recorded import Recorded
+    from training.receipt import Recorded
 
     words = ["receipt", "replay", str(run), *(["--steps", steps] if steps else [])]
     _start(ranks, hosts, network_interface, words, lambda: Recorded.of(run, steps))

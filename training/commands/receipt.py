@@ -14,8 +14,7 @@ from training.config.records import Checkpointing
 from training.config.run_files import CONFIG
 from training.process import job
 from training.process.progress import print_line
-from training.receipt.receipt import FILES, Receipt
-from training.receipt.recorded import Recorded, digests_of, problems, read_records
+from training.receipt import FILES, Receipt, Recorded, digests_of, problems, read_records
 from training.run.data import load_data
 from training.run.parts import import_parts
 
@@ -44,7 +43,7 @@ def _verify(folder: Path) -> int:
 def replay(folder: Path, steps: str | None) -> None:
     """Make steps of a run again on all ranks of this job, and compare; exit with 1 where a digest differs.
 
-    ``steps``: see :meth:`training.receipt.recorded.Recorded.of`.
+    ``steps``: see :meth:`training.receipt.Recorded.of`.
     """
     with job.as_rank() as comm:
         recorded = job.all_or_exit(comm, lambda: job.on_rank0(comm, lambda: Recorded.of(folder, steps)))

@@ -6,10 +6,8 @@ from pathlib import Path
 from datacache.escaping import escaped
 from datacache.store.files import write_atomic
 from training.process.job import usage_error
-from training.report.drawing import MOST_RUNS
-from training.report.page import Page
-from training.report.reading import read
-from training.report.run import run_of
+from training.report.page import MOST_RUNS, Page
+from training.report.run import read, run_of
 from training.run_folder import holder_of
 
 DEFAULT = "report.html"

@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from commlib.errors import UnknownName, look_up, shown
-from datacache.urls import MASK, is_secret
+from datacache.escaping import MASK, is_secret
 from training.config.schema import ConfigurationError, located_problem, written
 from training.config.secrets import REFERENCE, in_clear, mask
 

@@ -11,10 +11,10 @@ password in a URL, and what signs one. ``${oc.env:NAME}`` is a reference, which 
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from datacache.urls import MASK, is_secret, without_secrets
+from datacache.escaping import MASK, is_secret, without_secrets
 
 REFERENCE = re.compile(r"\$\{oc\.env:([A-Za-z_]\w*)\}", re.ASCII)
 _COUNT = re.compile(r"\d{1,9}", re.ASCII)  # how many tokens of text there are
@@ -61,11 +61,16 @@ def in_clear(value: Any, path: str = "") -> Iterator[str]:
 
 def resolved(value: Any) -> Any:
     """Return a copy with the environment's values for references; ``ValueError`` names a missing one."""
+    return with_texts(value, lambda text: REFERENCE.sub(_from_environment, text))
+
+
+def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a copy of records, lists and tuples with their texts changed, but not their keys."""
     if isinstance(value, Mapping):
-        return {key: resolved(each) for key, each in value.items()}
+        return {key: with_texts(each, change) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(map(resolved, value))
-    return REFERENCE.sub(_from_environment, value) if isinstance(value, str) else value
+        return (tuple if isinstance(value, tuple) else list)(with_texts(each, change) for each in value)
+    return change(value) if isinstance(value, str) else value
 
 
 def _from_environment(reference: re.Match[str]) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 
 from commlib import registry
 from commlib.errors import InvalidArgument, shown
+from datacache.escaping import without_secrets
 from datacache.storage import Storage
-from datacache.urls import without_secrets
 from training.datasets.dataset import Dataset, ImageDataset, in_one_line
 from training.datasets.images import cifar10, digits, imagenet, mnist5k
 from training.datasets.synthetic import synthetic, synthetic_text

@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 
 from datacache import Manifest, Source, SourceChanged, StorageFailed, manifest_of
+from datacache.escaping import without_secrets
 from datacache.storage import ProgressCallback, no_report
-from datacache.urls import without_secrets
 
 # Raised for a wrong path, a missing package (s3fs, mlxtend) and a file of unexpected contents.
 UNUSABLE = (OSError, ImportError, StorageFailed, SourceChanged, ValueError)

@@ -17,8 +17,8 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 
 from commlib import Communicator, InvalidArgument, Topology, transport
+from training.linear.config import checked
 from training.linear.rows import LARGEST_VALUE, Rows
-from training.linear.settings import checked
 from training.linear.solvers import make_solver
 
 CLASSES = DIMENSIONS = 2
@@ -29,7 +29,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
 
     Under ``mpirun`` all ranks call ``fit``, ``partial_fit`` and ``score`` together, each with its own rows,
     and have the same model afterwards. Labels are any two values, the same on all ranks. The parameters are
-    the keys of :class:`training.linear.settings.Settings`; ``communicator``: of the ranks, by default those
+    the keys of :class:`training.linear.config.Settings`; ``communicator``: of the ranks, by default those
     of ``mpirun``, or this process alone.
 
     ``coef_``, ``intercept_``, ``classes_`` and ``n_features_in_`` are as in scikit-learn; ``losses_``: the

@@ -5,9 +5,9 @@ import numpy as np
 from commlib import SparseVector
 from commlib.vectors import Float32
 from training.linear import kernels
+from training.linear.config import Settings
 from training.linear.kernels import LOSSES, Float64, Int64, Matrix, Weights
 from training.linear.rows import Rows
-from training.linear.settings import Settings
 
 
 class Model:

@@ -11,10 +11,10 @@ import numpy as np
 
 from commlib import REDUCERS, InvalidArgument, LinkBytes, Reducer, Report, SparseVector, Topology
 from commlib.reducers import SelectingReducer
+from training.linear.config import Settings, make_lossless
 from training.linear.kernels import Int64
 from training.linear.model import Model
 from training.linear.rows import Rows
-from training.linear.settings import Settings, make_lossless
 from training.process.job import all_or_raise
 
 PROBED = 4  # gradients on which ``auto`` compares reducers

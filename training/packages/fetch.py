@@ -14,10 +14,9 @@ from commlib import InvalidArgument
 from commlib.folders import expanded
 from datacache.store.files import write_atomic
 from training.packages import Parts
-from training.packages.brown import brown, genres
+from training.packages.corpora import brown, genres, spam
 from training.packages.ende import ende
 from training.packages.intents import intents
-from training.packages.spam import spam
 
 
 @dataclass(frozen=True)

@@ -74,8 +74,7 @@ def kept_by(
     if sum(map(len, nodes)) == 1:
         return Kept(0, vector)
     streams = min(map(len, nodes))
-    complete = reducer_options(reducer) | dict(options)
-    of_node = issubclass(kind, ResidualReducer) and complete["hierarchical"]
+    of_node = issubclass(kind, ResidualReducer) and known["hierarchical"]
     of_shards = of_node or reducer == "torus2d"
     own = vector // streams if of_shards else vector
     values = options.get("values", "fp32") if reducer in ("dense", "torus2d") else "fp32"

@@ -1,21 +1,305 @@
-"""The page of a report: one file that needs no network, and may not reach one."""
+"""The page of a report and its charts: one file that needs no network, and may not reach one.
+
+Charts are figures of matplotlib on white, as PNG files, and as SVG in the colours of the page.
+"""
 
 import base64
 import hashlib
+import io
 import json
+import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import matplotlib
+import numpy as np
+import numpy.typing as npt
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from commlib import __version__
 from datacache.escaping import escaped
-from training.report import drawing, facts
-from training.report.curves import Chart, charts
-from training.report.drawing import Axis, Picture
-from training.report.run import Run
+from training.report import facts
+from training.report.curves import Chart, Curve, Point, boundaries, charts
+from training.report.run import Run, mapping
+from training.report.style import LOOP_STAGES, PALETTE, STAGES, STYLE, WAITING, WHOLE, open_up
+from training.report.texts import duration, plain
+
+Axis = Literal["steps", "time"]
+WIDTH, HEIGHT = 5.2, 2.5  # inches
+DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
+COLORS = len(PALETTE) - 1  # of runs; black is for axes
+MOST_RUNS = len(DASHES) * COLORS  # that can be told apart
+MOST_NAMED_PHASES, MOST_DOTS = 4, 40
+LOG_FROM = 10  # the largest value over the smallest
+POINTS_AN_INCH = 72  # of an SVG
+OUTLIER = 4  # times the median of epochs
+PNG_DPI = 150
+_COLOR = re.compile(r"#[0-9a-f]{6}")
+# Names of colours in page.css, which are others on a dark screen.
+_NAMES = {each: f"var(--run-{place})" for place, each in enumerate(PALETTE[:-1])}
+_NAMES |= {PALETTE[-1]: "currentColor", WAITING: "var(--line)", WHOLE: "var(--quiet)"}
+# Of an SVG of matplotlib: what has a colour; metadata, and ids that nothing uses; attributes of the root.
+_STYLE = re.compile('style="[^"]*"')
+_SURPLUS = re.compile('<metadata>.*?</metadata>|(?<=<g) id="[^"]*"', re.DOTALL)
+_SIZE = re.compile(' ?(width|height|version)="[^"]*"')
+# Names of runs are no mathematics.
+OWN_STYLE: dict[Any, Any] = {**STYLE, "text.parse_math": False, "axes.formatter.useoffset": False}
+
+
+def color(run: int) -> str:
+    """Return the colour of a run."""
+    return PALETTE[run % COLORS]
+
+
+def page_color(run: int) -> str:
+    """Return the colour of a run by its name in page.css."""
+    return _NAMES[color(run)]
+
+
+def dashes(run: int) -> Any:
+    """Return how its lines are dashed."""
+    return DASHES[run // COLORS % len(DASHES)]
+
+
+Spot = tuple[float, float, str]  # a point of a curve: from the figure's top left in points, and its text
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure, and of each curve its run's number, its label and its points."""
+
+    figure: Figure
+    spots: Sequence[tuple[int, str, Sequence[Spot]]]
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw and save figures in our style."""
+    with matplotlib.rc_context(OWN_STYLE), warnings.catch_warnings():
+        # Of letters that the font has not, and of numbers so long that they leave no room for a chart.
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
+def drawn(chart: Chart, runs: Sequence[Run], axis: Axis) -> Picture:
+    """Return a chart over steps or time."""
+    figure, x = _figure(WIDTH), _X.of(runs, axis)
+    axes = figure.subplots()
+    values = [point.value for curve in chart.curves for point in curve.points if point.value > 0]
+    is_log = chart.log and max(values) >= LOG_FROM * min(values)
+    curves = []
+    for curve in chart.curves:
+        shown = [point for point in curve.points if point.value > 0 or not is_log]
+        curves.append(replace(curve, points=shown))
+        _draw(axes, curves[-1], x)
+    if is_log:
+        axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    elif chart.from_zero:
+        axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: chart.shown(value)))
+    if chart.goal is not None:
+        axes.axhline(chart.goal, color=WHOLE, linewidth=0.8, linestyle=(0, (2, 2)))
+        place = axes.get_yaxis_transform()
+        axes.annotate("target", (1, chart.goal), (0, 2), place, "offset points", ha="right", color=WHOLE)
+    _mark_phases(axes, runs, x)
+    axes.set_xlim(left=0)
+    axes.set_xlabel(x.label)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
+    axes.grid(axis="y", color=WAITING, linewidth=0.5)
+    axes.set_axisbelow(True)
+    open_up(axes)
+    _lay_out(figure)  # only now points have their places
+    spots = [(curve.run, curve.label, _spots(figure, axes, curve, chart, x)) for curve in curves]
+    return Picture(figure, [each for each in spots if each[2]])
+
+
+def _figure(width: float) -> Figure:
+    return Figure(figsize=(width, HEIGHT), facecolor="white", layout="constrained")
+
+
+def _lay_out(figure: Figure) -> None:
+    """Lay a figure out once, instead of whenever it is saved."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+
+
+@dataclass(frozen=True)
+class _X:
+    """The horizontal axis: steps, or time in a unit of so many seconds."""
+
+    axis: Axis
+    unit: float
+    label: str
+
+    @classmethod
+    def of(cls, runs: Sequence[Run], axis: Axis) -> "_X":
+        longest = max(run.seconds for run in runs)
+        if axis == "steps":
+            return cls(axis, 1.0, "steps")
+        for seconds, unit in ((3600.0, "hours"), (60.0, "minutes")):
+            if longest >= 2 * seconds:
+                return cls(axis, seconds, f"{unit} of training")
+        return cls(axis, 1.0, "seconds of training")
+
+    def place(self, point: Point) -> float:
+        return (point.end if self.axis == "steps" else point.seconds) / self.unit
+
+
+def _draw(axes: Axes, curve: Curve, x: _X) -> None:
+    count = len(curve.points)
+    has_dots = curve.points and curve.points[0].epoch is not None and count <= MOST_DOTS and not curve.stepped
+    axes.plot(
+        [x.place(point) for point in curve.points],
+        [point.value for point in curve.points],
+        color=color(curve.run),
+        linestyle=(0, (2, 2)) if curve.dashed else dashes(curve.run),
+        linewidth=0.8 if curve.faint or curve.dashed else 1.4,
+        alpha=0.4 if curve.faint else None,
+        marker="o" if has_dots or count == 1 else None,  # one point would not be seen without
+        markersize=2.8,
+    )
+
+
+def _mark_phases(axes: Axes, runs: Sequence[Run], x: _X) -> None:
+    """Draw where phases begin; name them where there is one run of few phases."""
+    for place, run in enumerate(runs):
+        begins = boundaries(run)
+        line = WHOLE if len(runs) == 1 else color(place)
+        for phase, point in begins:
+            axes.axvline(x.place(point), color=line, linewidth=0.7, linestyle=(0, (1, 2)))
+            if len(runs) == 1 and len(begins) < MOST_NAMED_PHASES:
+                name = f"phase {phase.number + 1}" + (f": {phase.reducer}" if phase.reducer else "")
+                above = axes.get_xaxis_transform()
+                axes.annotate(name, (x.place(point), 1), (2, 1), above, "offset points", color=WHOLE)
+
+
+def _spots(figure: Figure, axes: Axes, curve: Curve, chart: Chart, x: _X) -> list[Spot]:
+    data = np.array([(x.place(point), point.value) for point in curve.points]).reshape(-1, 2)
+    places = axes.transData.transform(data) * POINTS_AN_INCH / figure.dpi
+    height = POINTS_AN_INCH * figure.get_figheight()
+    return [
+        (round(left, 1), round(height - above, 1), f"{chart.shown(point.value)} {_where(point, x.axis)}")
+        for (left, above), point in zip(places.tolist(), curve.points, strict=True)
+    ]
+
+
+def _where(point: Point, axis: Axis) -> str:
+    at = f"step {point.end:,.0f}" if axis == "steps" else duration(point.seconds)
+    return f"at {at}" if point.epoch is None else f"at {at}, epoch {point.epoch + 1}"
+
+
+# -------------------------------------------------------------------------------- the stages of a step
+
+
+def stages(run: Run) -> Figure | None:
+    """Return where the time of a step goes, epoch by epoch: in the loop, and in the exchange."""
+    epochs = [epoch for epoch in run.epochs if mapping(epoch.record.get("stage_seconds"))]
+    if not epochs:
+        return None
+    figure = _figure(2 * WIDTH)
+    exchanges = any(epoch.stage(name) for epoch in epochs for name in STAGES)
+    panels = figure.subplots(1, 2, squeeze=False)[0]
+    edges = [epoch.number + 0.5 for epoch in epochs] + [epochs[-1].number + 1.5]
+    if any(after - before != 1 for before, after in pairwise(edges)):
+        edges = [place + 0.5 for place in range(len(epochs) + 1)]  # lines of some are missing
+    titles = ("The loop, ms a step", "The exchange, ms a step")
+    for axes, colors, title in zip(panels, (LOOP_STAGES, STAGES), titles, strict=True):
+        if colors is STAGES and not exchanges:
+            axes.axis("off")  # on one rank nothing is exchanged
+            continue
+        _stack(axes, edges, [[1e3 * epoch.stage(name) for epoch in epochs] for name in colors], colors)
+        axes.set_title(title, loc="left", pad=14)  # above the heights of what is cut off
+    whole = [1e3 * (epoch.a_step("train_seconds") or 0.0) for epoch in epochs]
+    panels[0].stairs(whole, edges, color=WHOLE, linewidth=0.8, baseline=None)
+    _explain(panels[0], {**LOOP_STAGES, "whole step": None})
+    _lay_out(figure)
+    return figure
+
+
+def _stack(
+    axes: Axes, edges: Sequence[float], rows: Sequence[Sequence[float]], colors: dict[str, str]
+) -> None:
+    below = np.zeros(len(edges) - 1)
+    _cut(axes, edges, np.sum(rows, axis=0))
+    for row, one in zip(rows, colors.values(), strict=True):
+        axes.stairs(below + row, edges, baseline=below, fill=True, color=one, linewidth=0)
+        below = below + row
+    axes.set_xlim(edges[0], edges[-1])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    axes.set_xlabel("epoch")
+    _explain(axes, dict(colors))
+    open_up(axes)
+
+
+def _cut(axes: Axes, edges: Sequence[float], heights: npt.NDArray[Any]) -> None:
+    """Cut off epochs that are far above the others, as a first one can be, and say how high they are."""
+    usual = OUTLIER * np.median(heights) or np.inf
+    axes.set_ylim(0, 1.1 * heights[heights <= usual].max() or None)
+    for begin, height in zip(edges, heights, strict=False):
+        if height > usual:
+            above = axes.get_xaxis_transform()
+            axes.annotate(f"↑ {height:,.4g}", (begin, 1), (0, 1), above, "offset points", fontsize=7)
+
+
+def _explain(axes: Axes, colors: dict[str, str | None]) -> None:
+    """Put a legend beside the axes, in the order of the stack; a line for what has no colour."""
+    handles = [
+        Line2D([], [], color=WHOLE, linewidth=0.8, label=name)
+        if one is None
+        else Patch(color=one, label=name.replace("_", " "))
+        for name, one in reversed(colors.items())
+    ]
+    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=7)
+
+
+# ------------------------------------------------------------------------------------------------ files
+
+
+def png(figure: Figure, title: str, runs: Sequence[Run]) -> bytes:
+    """Return a figure as a picture on white, with a title over it and a legend of several runs below it."""
+    figure.set_layout_engine("constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=9)
+    if len(runs) > 1:
+        _add_legend(figure, runs)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=PNG_DPI, metadata={"Software": None})
+    return file.getvalue()
+
+
+def _add_legend(figure: Figure, runs: Sequence[Run]) -> None:
+    handles = [Line2D([], [], color=color(place), linestyle=dashes(place)) for place, _ in enumerate(runs)]
+    legend = figure.legend(handles, [""] * len(runs), loc="outside lower left", frameon=False, ncols=1)
+    for label, run in zip(legend.get_texts(), runs, strict=True):
+        label.set_text(run.name)  # as a label, one that begins with "_" would be left out
+
+
+def inline(figure: Figure, name: str, title: str) -> Markup:
+    """Return a figure as an SVG element of a page; each figure has another ``name``, which is one word."""
+    file = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": name}):  # ids that are used are unique in the page
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    _, _, element = file.getvalue().partition("<svg ")
+    element = _STYLE.sub(lambda style: _COLOR.sub(_by_name, style[0]), _SURPLUS.sub("", element))
+    head, _, content = element.partition(">")
+    begin = Markup('<svg {} role="img" aria-labelledby="{}-title"><title id="{}-title">{}</title>')
+    return begin.format(Markup(_SIZE.sub("", head)), name, name, escaped(title)) + Markup(content)
+
+
+def _by_name(color: re.Match[str]) -> str:
+    return _NAMES.get(color[0], color[0])
+
 
 HERE = Path(__file__).parent
 AXES: Mapping[Axis, str] = {"steps": "over steps", "time": "over time"}
@@ -42,7 +326,7 @@ class Page:
         self.pictures: dict[str, bytes] = {}
         style, script = ((HERE / name).read_text() for name in ("page.css", "page.js"))
         sections = {title: [(run.name, of(run)) for run in runs] for title, of in TABLES.items()}
-        with drawing.styled():
+        with styled():
             self.text = TEMPLATES.get_template("page.html").render(
                 title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
                 several=len(runs) > 1,
@@ -59,11 +343,11 @@ class Page:
             )
 
     def _chart(self, chart: Chart, axis: Axis) -> dict[str, Any]:
-        picture = drawing.drawn(chart, self._runs, axis)
+        picture = drawn(chart, self._runs, axis)
         names = ", ".join(run.name for run in self._runs)
-        svg = drawing.inline(picture.figure, f"{chart.name}-{axis}", f"{chart.title}, {AXES[axis]}: {names}")
+        svg = inline(picture.figure, f"{chart.name}-{axis}", f"{chart.title}, {AXES[axis]}: {names}")
         if axis == "steps":
-            self.pictures[chart.name] = drawing.png(picture.figure, chart.title, self._runs)
+            self.pictures[chart.name] = png(picture.figure, chart.title, self._runs)
         labels = sorted({curve.label for curve in chart.curves if curve.label and curve.points})
         note = f"{'faint' if chart.name == 'loss' else 'dashed'}: {', '.join(labels)}" if labels else ""
         return {"axis": axis, "title": chart.title, "note": note, "svg": svg, "data": self._data(picture)}
@@ -72,7 +356,7 @@ class Page:
         """Return the points of curves as the script reads them."""
         names = [run.name for run in self._runs] if len(self._runs) > 1 else [""]
         curves = [
-            [drawing.page_color(run), ", ".join(filter(None, (names[run], label))), spots]
+            [page_color(run), ", ".join(filter(None, (names[run], label))), spots]
             for run, label, spots in picture.spots
         ]
         return json.dumps(curves, separators=(",", ":"))
@@ -80,19 +364,19 @@ class Page:
     def _stages(self) -> Iterator[tuple[str, Markup]]:
         """Yield the name of each run whose stages were measured, and the picture of its stages."""
         for place, run in enumerate(self._runs, 1):
-            if (figure := drawing.stages(run)) is not None:
+            if (figure := stages(run)) is not None:
                 name = "stages" if len(self._runs) == 1 else f"stages-{place}"
                 title = f"Seconds of a step by stage and epoch: {run.name}"
-                yield run.name, drawing.inline(figure, name, title)
-                self.pictures[name] = drawing.png(figure, run.name, [run])
+                yield run.name, inline(figure, name, title)
+                self.pictures[name] = png(figure, run.name, [run])
 
 
 def _card(place: int, run: Run) -> dict[str, Any]:
-    dashes, state = drawing.dashes(place), facts.state(run)
+    pattern, state = dashes(place), facts.state(run)
     return {
         "name": run.name,
-        "color": drawing.page_color(place),
-        "dashes": "none" if dashes == "-" else " ".join(f"{2 * each:g}" for each in dashes[1]),
+        "color": page_color(place),
+        "dashes": "none" if pattern == "-" else " ".join(f"{2 * each:g}" for each in pattern[1]),
         "state": state,
         "has_ended": state in facts.ENDED,
         "tiles": list(facts.tiles(run)),

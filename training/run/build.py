@@ -12,9 +12,9 @@ from datacache import Batch
 from training.callbacks.callback import Callbacks, Event
 from training.callbacks.digests import Digests, check_equal_weights
 from training.callbacks.files import DawnBench, Metrics
-from training.callbacks.prometheus import Prometheus
 from training.callbacks.stopping import SkippedSteps
 from training.callbacks.tracing import Profiler
+from training.callbacks.writers import Prometheus
 from training.config.config import Config
 from training.run import events
 from training.run.autotune import choose_reducers, count_weights, profile_for, with_buckets

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from commlib.errors import one_line
+from datacache.escaping import without_secrets
 from datacache.storage import Storage
-from datacache.urls import without_secrets
 from training.callbacks.callback import Callback, Callbacks, RunEvent, RunView
-from training.checkpoint.folders import Checkpoints, Saved
+from training.checkpoint.folders import SHARED, Checkpoint, Checkpoints, Saved, own_file
 from training.checkpoint.places import Folder, Location, Objects, Place
 from training.checkpoint.serialization import Damaged, parsed
-from training.checkpoint.stored import SHARED, Checkpoint, own_file
 from training.config.records import FILE_URLS, Checkpointing
 from training.config.run_files import CHECKPOINTS, METRICS, last_checkpoint
 from training.config.secrets import resolved

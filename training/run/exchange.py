@@ -11,7 +11,7 @@ from commlib.arrays import to_host, zeros
 from commlib.tensorflow import DistributedGradients
 from commlib.topology import Traffic
 from commlib.vectors import Float32
-from training.checkpoint.stored import Checkpoint, merged, taken_over
+from training.checkpoint.folders import Checkpoint, merged, taken_over
 from training.config.config import Config
 from training.config.records import Phase
 from training.run.local_steps import LocalSteps

@@ -14,7 +14,7 @@ from commlib import Communicator, Topology
 from commlib.keras import broadcast_variables
 from commlib.tensorflow import DistributedGradients
 from pto.keras import LossScale
-from training.checkpoint.stored import Checkpoint
+from training.checkpoint.folders import Checkpoint
 from training.config.config import Config
 from training.config.records import Phase
 from training.config.schema import ConfigurationError

@@ -16,7 +16,7 @@ from pto import InvalidArgument, Norms
 from pto.keras import GivenSquares, LossScale
 from pto.norms import Float64, Way, sum_of_squares
 from pto.sharded import ShardedUpdate, restore, state_of
-from training.checkpoint.stored import Checkpoint
+from training.checkpoint.folders import Checkpoint
 from training.config.config import Config
 from training.config.optimizers import Lamb, Lars, Muon, Optimizer
 from training.config.records import Phase

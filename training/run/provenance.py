@@ -24,7 +24,7 @@ from training.callbacks.digests import digest_of
 from training.config.config import Config
 from training.config.run_files import RECEIPT
 from training.config.secrets import mask
-from training.receipt.receipt import FILES, End, Job, Part, Process, Receipt, Source, config_digest, file_of
+from training.receipt import FILES, End, Job, Part, Process, Receipt, Source, config_digest, file_of
 from training.results import Ranks
 from training.run.data import Fingerprints
 from training.run_folder import RunFolder, unwritable

@@ -6,7 +6,7 @@ from contextlib import suppress
 from training.callbacks.callback import Callback, Callbacks, RunView
 from training.callbacks.digests import check_equal_weights
 from training.config.records import Checkpointing
-from training.receipt.recorded import Recorded
+from training.receipt import Recorded
 from training.results import Step
 from training.run.checkpointing import Checkpointer
 from training.run.trainer import Trainer

