@@ -167,9 +167,8 @@ SIMULATED = [
 
 
 def predict() -> None:
-    """Write the map; speeds of computing are those of one rank alone on this machine."""
-    with as_rank() as comm:
-        profile = probe.measure(Topology(comm))
+    """Write the map; speeds of computing are those of one rank alone on this machine, in processor time."""
+    (profile,) = simulated.run(lambda comm: probe.measure(Topology(comm)), world_size=1, cores=1)
     rows = [
         (*astuple(place), *compact(predicted(profile, place, computing=True)),
          *compact(predicted(profile, place, computing=False)))
@@ -198,6 +197,7 @@ def compact(answer: Answer) -> tuple[str, float, float]:
 # ---- Cells that are measured ----
 
 MEASURED_SIZE, MEASURED_DENSITY = 1_000_000, 0.01
+MEASURED_STEPS, MEASURED_SECONDS = 15, 2.0  # of each candidate, fewer after so many seconds
 CELLS = [
     *product(("4x1", "4x2", "8x1"), ("50mbit", "200mbit", "1gbit", "10gbit"), (0.0,)),
     *product(("4x1", "4x2", "8x1"), ("50mbit", "200mbit"), (20.0,)),
@@ -212,9 +212,10 @@ def on_this_rank(comm: Communicator) -> None:
     candidates = tuner.candidates(between_nodes=max(map(len, case.nodes)) > 1)
     generated = Gradients(case.size)
     gradients = [generated.of(comm.rank, step) for step in range(tuner.GRADIENTS)]
-    taken = tuner.seconds_in_turns(topology, case, candidates, gradients)
+    limits = {"steps": MEASURED_STEPS, "seconds": MEASURED_SECONDS}
+    taken = tuner.seconds_in_turns(topology, case, candidates, gradients, **limits)
     rows = [
-        {**asdict(each), "measured": median(own), "runs": len(own)}
+        {**asdict(each), "measured": median(own), "spread": tuner.spread(own), "runs": len(own)}
         for each, own in zip(candidates, taken, strict=True)
     ]
     if comm.rank == 0:

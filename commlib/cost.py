@@ -5,7 +5,7 @@ Each reducer declares its own :class:`Cost` in its own file, put together from t
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -46,9 +46,17 @@ class Speeds:
                 raise InvalidArgument(f"{name}: expected seconds from 0, got {seconds!r}")
 
 
+# Measured in steps on one core for each rank: a message takes as long as to add up so many entries, beside
+# those that it has, to be cut out, encoded, decoded and merged.
+ENTRIES_OF_A_MESSAGE = 24_000
+
+
 @dataclass(frozen=True)
 class Work:
-    """What one rank computes: entries of each kind, as in :class:`Speeds`; ``coded`` in the step's codec."""
+    """What one rank computes: entries of each kind, as in :class:`Speeds`; ``coded`` in the step's codec.
+
+    ``messages``: of entries, that the rank makes.
+    """
 
     add: float = 0.0
     fill: float = 0.0
@@ -57,6 +65,7 @@ class Work:
     place: float = 0.0
     entry: float = 0.0
     coded: float = 0.0
+    messages: float = 0.0
 
     @classmethod
     def selecting(cls, size: float, k: float) -> "Work":
@@ -77,7 +86,7 @@ class Work:
             + self.select * speeds.select
             + self.keep * speeds.keep
             + self.place * speeds.place
-            + self.entry * speeds.entry
+            + (self.entry + self.messages * ENTRIES_OF_A_MESSAGE) * speeds.entry
             + self.coded * speeds.code.get(wire, 0.0)
         )
 
@@ -203,23 +212,27 @@ class Group:
     def exchange(self, message_bytes: float) -> float:
         """Return the seconds in which each sends such a message to each: ``(P − 1)·(α + b·β)`` on one link.
 
-        Between nodes either the port of each rank or the card of each node takes the longest.
+        Between nodes either the port of each rank or the card of each node takes the longest. Where a link
+        has a ``gap``, the messages of a rank are on their way together.
         """
         if message_bytes == 0:
             return 0.0
         intra, inter = self.network.intra, self.network.inter
-        inside = (self.ranks - 1) * intra.seconds(message_bytes)
+        inside = intra.seconds_at_once(self.ranks - 1, message_bytes) if self.ranks > 1 else 0.0
         beyond = self.size - self.ranks
-        into_card = inter.incast if self.nodes > 2 else 1.0
-        through_port = beyond * (inter.alpha + message_bytes * inter.beta * into_card)
-        at_once = beyond * self.ranks * self.sharing
-        through_card = inter.alpha + at_once * message_bytes * inter.beta * into_card
-        return max(inside, through_port, through_card if beyond else 0.0)
+        if not beyond:
+            return inside
+        crowded = replace(inter, beta=inter.beta * (inter.incast if self.nodes > 2 else 1.0))
+        through_port = crowded.seconds_at_once(beyond, message_bytes)
+        through_card = crowded.seconds(beyond * self.ranks * self.sharing * message_bytes)
+        return max(inside, through_port, through_card)
 
     def ring(self, message_bytes: float, rounds: int = 1) -> float:
         """Return the seconds in which such a message of each goes round so often: ``(P − 1)·(α + b·β)``.
 
-        Groups that share the cards take turns: one sends while the message of another is on its way.
+        Groups that share the cards take turns: one sends while the message of another is on its way. Where
+        the slowest link has a ``gap``, a part of what goes round waits for it as often as it comes to a node,
+        and the messages before and after it are under way meanwhile.
         """
         if message_bytes == 0:
             return 0.0
@@ -227,14 +240,18 @@ class Group:
         if not hops:
             return 0.0
         sharing = self.sharing if self.nodes > 1 else 1
-        turn = message_bytes * link.beta
-        return max(hops * (link.alpha + turn) + (sharing - 1) * turn, link.alpha + hops * sharing * turn)
+        shared = sharing * message_bytes
+        slow, whole = hops, link.seconds(hops * shared)
+        if link.gap is not None and self.nodes > 1:
+            slow, whole = min(hops, rounds * self.nodes), link.seconds_at_once(hops, shared)
+        in_turns = (slow - 1) * link.seconds(message_bytes) + link.seconds(shared)
+        return max(in_turns + (hops - slow) * self.network.intra.seconds(message_bytes), whole)
 
     def round(self, distance: int, message_bytes: float) -> float:
         """Return the seconds in which each sends to the rank ``distance`` beyond, through its node's card."""
         senders = min(distance, self.ranks) if self.nodes > 1 else 0
         link = self.network.link(is_inter=bool(senders))
-        return link.alpha + message_bytes * link.beta * max(1, senders) * self.sharing
+        return link.seconds(message_bytes * max(1, senders) * self.sharing)
 
     def hop(self, distance: int, message_bytes: float) -> float:
         """Return the seconds of a message to the rank ``distance`` beyond, of each group at the same time."""
@@ -442,5 +459,7 @@ class Cost:
 
     def _work_of_shards(self, step: Step) -> Work:
         shard = step.of_shard(round(step.shard))
-        placed = Work(fill=step.size - shard.size, place=self.applied(shard) * (step.streams - 1))
+        placed = Work(
+            fill=step.size - shard.size, place=self.applied(shard) * (step.streams - 1), messages=step.streams
+        )
         return step.summing_shards() + self.work(shard) + placed

@@ -15,6 +15,10 @@ class Link:
     ``alpha``: seconds until the first byte arrives; ``beta``: seconds a byte. ``incast``: how many times as
     long a byte takes where cards of several nodes send to one at the same time, and it drops packets.
 
+    ``gap``: seconds after which a rank can begin its next message, while the one before is on its way. The
+    default is the α-β model of the papers, where a message occupies its sender until it has left. ``busy``:
+    the part of ``alpha`` in which messages wait for processors that ranks share: bytes travel meanwhile.
+
     >>> Link.of(microseconds=30, gbit_per_second=25).seconds(3_125_000)
     0.00103
     """
@@ -22,6 +26,8 @@ class Link:
     alpha: float
     beta: float
     incast: float = 1.0
+    gap: float | None = None
+    busy: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta"):
@@ -29,6 +35,10 @@ class Link:
                 raise InvalidArgument(f"{name}: expected seconds from 0, got {getattr(self, name)!r}")
         if not 1 <= self.incast < float("inf"):
             raise InvalidArgument(f"incast: expected a factor from 1, got {self.incast!r}")
+        for name in ("gap", "busy"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= self.alpha:
+                raise InvalidArgument(f"{name}: expected 0 to alpha, {self.alpha!r}, got {value!r}")
 
     @classmethod
     def of(cls, *, microseconds: float, gbit_per_second: float) -> "Link":
@@ -39,7 +49,15 @@ class Link:
 
     def seconds(self, payload_bytes: float) -> float:
         """Return the seconds of one message on the idle link."""
-        return self.alpha + payload_bytes * self.beta
+        return self.alpha + max(0.0, payload_bytes * self.beta - self.busy)
+
+    def seconds_at_once(self, messages: int, payload_bytes: float) -> float:
+        """Return the seconds of so many messages of one rank, each to another one."""
+        turn = payload_bytes * self.beta
+        if self.gap is None:
+            return messages * self.seconds(payload_bytes)
+        last = max(messages * turn, (messages - 1) * self.gap + turn)
+        return self.alpha + max(last - self.busy, (messages - 1) * self.gap)
 
     def agreement_seconds(self, ranks: int, integers: int) -> float:
         """Return the seconds to all-gather some integers: ``α·⌈log₂ P⌉ + 8·i·(P − 1)·β``."""

@@ -15,7 +15,7 @@ from commlib import (
     make_reducer,
     predict,
 )
-from commlib.cost import Speeds, sparse_bytes
+from commlib.cost import ENTRIES_OF_A_MESSAGE, Group, Speeds, sparse_bytes
 from commlib.network import node_of_ranks
 from commlib.reducers import reducer_options
 from commlib.transport import simulated
@@ -130,7 +130,7 @@ DEALT = {2: 2, 4: 1, 7: 1, 12: 4, 16: 8}  # ranks and ranks a node, of which a c
 HIERARCHICAL = [name for name in REDUCERS if reducer_options(name).get("hierarchical") is False]
 
 
-def simulated_seconds(name, world_size, ranks_per_node, size, **options):
+def simulated_seconds(name, world_size, ranks_per_node, size, network=NETWORK, **options):
     """Seconds of a step after the first, on the slowest rank: the mean of some, on independent gradients."""
 
     def body(comm):
@@ -146,13 +146,13 @@ def simulated_seconds(name, world_size, ranks_per_node, size, **options):
             seconds.append(comm.now() - start)
         return seconds[1:]
 
-    return np.mean(np.max(simulated.run(body, world_size, ranks_per_node, NETWORK), axis=0))
+    return np.mean(np.max(simulated.run(body, world_size, ranks_per_node, network), axis=0))
 
 
-def predicted(name, world_size, ranks_per_node, size, **options):
+def predicted(name, world_size, ranks_per_node, size, network=NETWORK, **options):
     density = DENSITY if REDUCERS[name].sparse else None
     nodes = layout(world_size, ranks_per_node or world_size)
-    return predict(name, nodes, size, density, NETWORK, **options)
+    return predict(name, nodes, size, density, network, **options)
 
 
 @pytest.mark.parametrize("world_size, ranks_per_node", [(2, 1), (4, None), (8, 1), (8, 4), (16, 8)])
@@ -162,6 +162,35 @@ def test_where_every_length_is_known_the_closed_form_is_the_virtual_time(name, w
     expected = simulated_seconds(name, world_size, ranks_per_node, size)
     # sums of a few hundred products, in another order
     assert predicted(name, world_size, ranks_per_node, size).seconds == pytest.approx(expected, rel=1e-9)
+
+
+# Messages of a rank are on their way together, and bytes travel while ranks wait for a processor.
+TOGETHER = Network(Link(7e-6, 3e-11, gap=2e-6, busy=3e-6), Link(40e-6, 8e-10, gap=5e-6, busy=20e-6))
+
+
+@pytest.mark.parametrize("entries", [64, 4096, 65_536])  # whose bytes take less than all waits, or more
+@pytest.mark.parametrize("world_size, ranks_per_node", [(2, 1), (4, None), (8, 1), (8, 4), (16, 8)])
+@pytest.mark.parametrize("name", ["dense", "torus2d", "hitopk"])
+def test_near_it_where_messages_are_under_way_together(name, world_size, ranks_per_node, entries):
+    size = entries * world_size
+    expected = simulated_seconds(name, world_size, ranks_per_node, size, TOGETHER)
+    # On nodes of several ranks a message may wait for others at a card; without, nothing else happens.
+    is_flat = ranks_per_node in (None, 1)
+    found = predicted(name, world_size, ranks_per_node, size, TOGETHER).seconds
+    assert found == pytest.approx(expected, rel=1e-6 if is_flat else 0.1)
+
+
+def test_latency_of_the_wire_is_waited_for_once_in_an_exchange_and_at_each_hop_of_a_ring():
+    link = Link(20e-3, 1e-9, gap=10e-6)
+    group = Group(8, 1, Network(inter=link))
+    assert group.exchange(1000) == pytest.approx(20e-3 + 6 * 10e-6 + 1e-6)
+    assert group.ring(1000) == pytest.approx(7 * (20e-3 + 1e-6))
+
+
+def test_bytes_travel_while_ranks_wait_for_a_processor():
+    group = Group(8, 1, Network(inter=Link(1e-3, 1e-7, gap=1e-4, busy=6e-4)))
+    assert group.ring(5000) == pytest.approx(7 * 1e-3)  # 0.5 ms of bytes
+    assert group.ring(20_000) == pytest.approx(7 * (1e-3 + 1.4e-3))
 
 
 NEAR = sorted(set(REDUCERS) - {"oktopk", "hioktopk"})
@@ -294,22 +323,22 @@ def test_what_cannot_be_predicted_is_one_line(arguments, options, message):
 
 
 @pytest.mark.parametrize(
-    ("name", "entries"),
+    ("name", "entries", "messages"),
     [
-        ("allgather", 8 * 400),
-        ("gtopk", 3 * 2 * 400),  # levels of the tree
-        ("ssar_doubling", sum(2 * 40_000 * (1 - 0.99**ranks) for ranks in (1, 2, 4))),  # sums of so many
-        ("ssar_split", 400),
-        ("dsar_split", 400),
-        ("oktopk", 3 * 400),
-        ("hitopk", 2 * 100),  # of the shard, from each node
-        ("hioktopk", 3 * 100),
+        ("allgather", 8 * 400, 1),
+        ("gtopk", 3 * 4 * 400, 6),  # levels of the tree: added up, and selected from
+        ("ssar_doubling", sum(2 * 40_000 * (1 - 0.99**ranks) for ranks in (1, 2, 4)), 3),  # sums of so many
+        ("ssar_split", 400, 9),
+        ("dsar_split", 400, 8),
+        ("oktopk", 3 * 400, 9),
+        ("hitopk", 2 * 100, 1 + 4),  # of the shard, from each node; and the sums of the node's shards
+        ("hioktopk", 3 * 100, 3 + 4),
     ],
 )
-def test_entries_that_are_added_up_take_their_time(name, entries):
+def test_entries_that_are_added_up_and_their_messages_take_their_time(name, entries, messages):
     speeds = Speeds(add=0, fill=0, select=0, keep=0, place=0, entry=1e-9, code={"fp32": 0})
     found = predict(name, layout(8, 4), 40_000, density=DENSITY, network=NETWORK, speeds=speeds)
-    assert found.computing == pytest.approx(1e-9 * entries)
+    assert found.computing == pytest.approx(1e-9 * (entries + ENTRIES_OF_A_MESSAGE * messages))
 
 
 @pytest.mark.parametrize("name", [name for name, reducer in REDUCERS.items() if reducer.sparse])

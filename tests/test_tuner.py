@@ -68,6 +68,21 @@ def test_the_links_of_a_cluster_are_found(world_size, ranks_per_node):
         assert found.intra.beta == pytest.approx(network.intra.beta, rel=1e-3)
 
 
+@pytest.mark.parametrize("gap", [0.0, 10e-6])
+def test_the_gap_between_messages_that_are_on_their_way_together_is_found(gap):
+    network = Network(Link(3e-6, 1e-10), Link(40e-6, 2e-9, gap=gap))
+    found = measured(network, 4, 1).network.inter
+    # the card sends one short message after the other
+    expected = max(gap, probe.MESSAGE_BYTES[0] * network.inter.beta)
+    assert (found.gap, found.busy) == (pytest.approx(expected), pytest.approx(0, abs=1e-9))
+
+
+def test_what_two_ranks_alone_do_not_wait_for_is_waiting_for_processors(monkeypatch):
+    monkeypatch.setattr(probe, "_to_and_fro", lambda comm, message: comm.compute(30e-6))
+    found = measured(Network(inter=Link(40e-6, 2e-9)), 4, 1).network.inter
+    assert found.busy == pytest.approx(40e-6 - 15e-6 + probe.MESSAGE_BYTES[0] * 2e-9)
+
+
 @pytest.mark.parametrize("incast", [1.0, 1.6])
 def test_an_incast_is_found(incast):
     network = Network(Link(0.0, 1e-12), Link(1e-6, 1e-9, incast))
@@ -103,7 +118,8 @@ def test_a_slow_network_calls_for_sparse_and_short_messages_and_a_fast_one_for_d
     assert REDUCERS[slow.reducer].sparse
     assert not REDUCERS[fast.reducer].sparse
     assert fast.options == {}
-    assert choose(0.05).options["wire"] == "gap+fp16"
+    slow = tuner.choose(profile(0.05), layout(8, 2), 14_728_266, 0.01, among=lambda each: bool(each.wire))
+    assert slow.options["wire"] == "gap+fp16"
 
 
 @pytest.mark.parametrize("gbit", [0.1, 1, 10, 100])

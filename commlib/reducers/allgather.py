@@ -23,7 +23,7 @@ def _seconds(step: Step) -> LinkSeconds:
 def _work(step: Step) -> Work:
     """Select; add up the ``k`` entries of every rank."""
     ranks, k = step.world.size, step.k
-    gathered = Work(entry=ranks * k, coded=ranks * k)
+    gathered = Work(entry=ranks * k, coded=ranks * k, messages=1)
     return step.selecting(step.size, k) + gathered + step.rounding(k) + step.placing_sum()
 
 

@@ -41,9 +41,9 @@ def _seconds(step: Step) -> LinkSeconds:
 
 
 def _work(step: Step) -> Work:
-    """Select; merge two selections on each level of the tree, and hand the result down."""
+    """Select; on each level of the tree merge two selections and select; hand the result down."""
     levels, k = (step.world.size - 1).bit_length(), step.k
-    merges = Work(entry=2 * k * levels, coded=k * levels)
+    merges = Work(entry=4 * k * levels, coded=k * levels, messages=2 * levels)
     return step.selecting(step.size, k) + merges + step.rounding(k) + step.placing(k)
 
 

@@ -62,7 +62,8 @@ def _work(step: Step) -> Work:
     With a lossy codec, the entries that were sent are decoded as well.
     """
     k = step.k
-    work = step.selecting(step.size, k) + Work(entry=3 * k, coded=k) + step.placing(k)
+    moved = Work(entry=3 * k, coded=k, messages=step.world.size + 1)
+    work = step.selecting(step.size, k) + moved + step.placing(k)
     return work if step.codec.lossless else work + Work(entry=3 * k, coded=k, place=3 * k)
 
 

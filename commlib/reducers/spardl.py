@@ -87,7 +87,8 @@ def _work(step: Step) -> Work:
     """Accumulate; select once from every block; add up what comes, and keep what is overwritten."""
     members, k = _block(step)
     entries = k * members
-    moved = Work(entry=2 * entries, coded=2 * entries, place=2 * entries)
+    messages = 2 * members - 1 + (step.options["teams"] > 1)
+    moved = Work(entry=2 * entries, coded=2 * entries, place=2 * entries, messages=messages)
     return step.selecting(step.size, entries) + Work(add=step.size) + moved + step.placing(step.k)
 
 

@@ -70,13 +70,13 @@ def _dsar_seconds(step: Step) -> LinkSeconds:
 def _ssar_work(step: Step) -> Work:
     """Select; add up ``k/P`` entries of every rank; put the sums of all ranges together."""
     whole = union(step.world.size, step.k, step.size)
-    split = Work(entry=step.k, coded=step.k + whole)
+    split = Work(entry=step.k, coded=step.k + whole, messages=step.world.size + 1)
     return step.selecting(step.size, step.k) + split + step.rounding(step.k) + step.placing_sum()
 
 
 def _dsar_work(step: Step) -> Work:
     """Select; add up ``k/P`` entries of every rank; the ranges travel dense, and are divided."""
-    split = Work(entry=step.k, coded=step.k, add=2 * step.size)
+    split = Work(entry=step.k, coded=step.k, add=2 * step.size, messages=step.world.size)
     return step.selecting(step.size, step.k) + split + step.rounding(step.k)
 
 

@@ -71,15 +71,16 @@ def _through_cards(hops: Sequence[tuple[int, int]], link: Link) -> float:
     alone = sum(link.seconds(message_bytes) for message_bytes, _ in hops)
     waits = max((senders - 1) * message_bytes for message_bytes, senders in hops)
     busy = sum(senders * message_bytes for message_bytes, senders in hops)
-    return max(alone + waits * link.beta, link.alpha + busy * link.beta)
+    return max(alone + waits * link.beta, link.seconds(busy))
 
 
 def _work(step: Step) -> Work:
     """Select; add up the entries of ``2ᵗ`` ranks in every round ``t``."""
     rounds = range((step.world.size - 1).bit_length())
+    messages = Work(messages=len(rounds))
     merged = sum(2 * union(1 << each, step.k, step.size) for each in rounds)
     doubling = Work(entry=merged, coded=merged / 2) + step.rounding(merged / 2)
-    return step.selecting(step.size, step.k) + doubling + step.placing_sum()
+    return step.selecting(step.size, step.k) + messages + doubling + step.placing_sum()
 
 
 class SSARDoubling(SelectingReducer):

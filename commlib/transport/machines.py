@@ -175,23 +175,30 @@ class Cluster:
         heading = self._heading_for[is_inter, into]
         heading[out] += 1
 
-        def leave() -> None:
+        def begin() -> None:
+            begun = clock.time
+            clock.at(begun + link.alpha - link.busy, lambda: card.enter(lambda: take_card(begun)))
+            if link.gap is not None:
+                clock.at(begun + link.gap, port.leave)
+
+        def leave(begun: float) -> None:
             left = clock.time
             heading[out] -= 1
-            arrived = max(left, self._taken_in[is_inter, into] + size * link.beta)
+            arrived = max(left, begun + link.alpha, self._taken_in[is_inter, into] + size * link.beta)
             self._taken_in[is_inter, into] = arrived
             if self._record is not None:
                 self._record.append(Transfer(source, destination, size, is_inter, sent, left, arrived))
             clock.at(arrived, on_arrived)
             on_left()
             card.leave()
-            port.leave()
+            if link.gap is None:
+                port.leave()
 
-        def take_card() -> None:
+        def take_card(begun: float) -> None:
             crowding = link.incast if sum(count > 0 for count in heading.values()) > 1 else 1.0
-            clock.at(clock.time + size * link.beta * crowding, leave)
+            clock.at(clock.time + size * link.beta * crowding, lambda: leave(begun))
 
-        port.enter(lambda: clock.at(clock.time + link.alpha, lambda: card.enter(take_card)))
+        port.enter(begin)
 
     def meeting_seconds(self, members: Sequence[int], integers: int) -> float:
         """Return the seconds that an exchange of a few integers among ranks takes."""

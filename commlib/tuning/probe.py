@@ -199,6 +199,7 @@ class Gradients:
 
 MESSAGE_BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 21, 1 << 23)
 INCAST_BYTES = 1 << 19
+BURST = 16  # messages of a rank at once, when the gap between them is measured
 RUNS, WARM_UP_RUNS = 11, 2
 SHORTEST_SECONDS = 1e-9  # that a clock can measure
 KERNEL_SIZE, KERNEL_DENSITIES = 1 << 23, (0.01, 0.001)
@@ -239,23 +240,32 @@ def measure(topology: Topology) -> Profile:
 
 
 def _link(world: Communicator, comm: Communicator, sharing: int) -> Link | None:
-    """Return α and β of the links within ``comm``, through which ``sharing`` ranks send at the same time.
+    """Return the link within ``comm``, through which ``sharing`` ranks send at the same time.
 
-    The least squares of the relative errors over an agreement and messages of different lengths: each rank
-    sends one to the next and receives one (gTop-k measures α and β with such ping-pongs). ``None`` where no
-    rank has others.
+    α and β: the least squares of the relative errors over messages of different lengths, where each rank
+    sends one to the next and receives one (gTop-k measures them with such ping-pongs). The gap: of several
+    short messages at once. What α is longer than that of two ranks alone, which send one to and fro, is
+    waiting for processors. ``None`` where no rank has others.
     """
-    ranks = int(world.allgather_ints([comm.size]).max())
-    if ranks == 1:
+    sizes = world.allgather_ints([comm.size])[:, 0]
+    if sizes.max() == 1:
         return None
-    terms, seconds = [[Link(1.0, 0.0).agreement_seconds(ranks, 0), 0.0]], [slowest(world, comm.barrier)]
+    first = int(np.flatnonzero(sizes > 1)[0])
+    pair = comm.size > 1 and int(comm.allgather_ints([world.rank])[0, 0]) == first
+    terms, seconds = [], []
     for length in MESSAGE_BYTES:
         outgoing, incoming = world.arrays.zeros((2, length), np.uint8)
         seconds.append(slowest(world, lambda: _shift(comm, outgoing, incoming)))  # noqa: B023 - called at once
         terms.append([1.0, sharing * length])
     rows = np.array(terms) / np.maximum(seconds, SHORTEST_SECONDS)[:, None]
-    alpha, beta = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)[0]
-    return Link(max(float(alpha), 0.0), max(float(beta), 0.0))
+    found = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)[0]
+    alpha, beta = np.maximum(found, 0.0).tolist()
+    short = world.arrays.zeros(MESSAGE_BYTES[0], np.uint8)
+    burst = slowest(world, lambda: _shift(comm, short, world.arrays.empty_like(short), BURST))
+    gap = (burst - seconds[0]) / (BURST - 1)
+    alone = slowest(world, lambda: _to_and_fro(comm, short) if pair else None) / 2
+    busy = min(alpha - (alone - MESSAGE_BYTES[0] * beta), alpha)
+    return Link(alpha, beta, gap=min(max(gap, 0.0), alpha), busy=max(busy, 0.0))
 
 
 def _incast(topology: Topology, inter: Link) -> float:
@@ -268,11 +278,28 @@ def _incast(topology: Topology, inter: Link) -> float:
     return max(1.0, (seconds - inter.alpha) / (group.exchange(INCAST_BYTES) - inter.alpha))
 
 
-def _shift(comm: Communicator, outgoing: npt.NDArray[np.uint8], incoming: npt.NDArray[np.uint8]) -> None:
+Bytes = npt.NDArray[np.uint8]
+
+
+def _shift(comm: Communicator, outgoing: Bytes, incoming: Bytes, times: int = 1) -> None:
+    """Send bytes to the next rank, so often at once, in pieces that are sent at once."""
     if comm.size > 1:
-        receipt = comm.receive(incoming, (comm.rank - 1) % comm.size)
-        comm.send(outgoing, (comm.rank + 1) % comm.size).wait()
-        receipt.wait()
+        pieces = range(0, len(outgoing), comm.eager_bytes)
+        cuts = [slice(start, start + comm.eager_bytes) for start in pieces] * times
+        requests = [comm.receive(incoming[cut], (comm.rank - 1) % comm.size) for cut in cuts]
+        requests += [comm.send(outgoing[cut], (comm.rank + 1) % comm.size) for cut in cuts]
+        for request in requests:
+            request.wait()
+
+
+def _to_and_fro(comm: Communicator, message: Bytes) -> None:
+    """Send a message from the first rank to the second one and back."""
+    if comm.rank == 0:
+        comm.send(message, 1).wait()
+        comm.receive(message, 1).wait()
+    elif comm.rank == 1:
+        comm.receive(message, 0).wait()
+        comm.send(message, 0).wait()
 
 
 def slowest(world: Communicator, action: Callable[[], object]) -> float:

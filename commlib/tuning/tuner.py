@@ -287,7 +287,7 @@ def try_out(
         while len(attempts) < ATTEMPTS and min(map(_widest, attempts), default=inf) > WIDE:
             seconds = seconds_in_turns(topology, case, last, gradients)
             pairs = zip(last, seconds, strict=True)
-            attempts.append([Trial(each, size, density, _median(own), _spread(own)) for each, own in pairs])
+            attempts.append([Trial(each, size, density, _median(own), spread(own)) for each, own in pairs])
         again = [trial for trial in _trials(profile, case) if trial.candidate in last]
         before = [trial for trial in profile.trials if trial not in again]
         profile = replace(profile, trials=(*before, *min(attempts, key=_widest)))
@@ -309,15 +309,21 @@ def _close_to_the_fastest(profile: Profile, case: Case) -> list[Candidate]:
 
 
 def seconds_in_turns(
-    topology: Topology, case: Case, chosen: Sequence[Candidate], gradients: Sequence[Float32]
+    topology: Topology,
+    case: Case,
+    chosen: Sequence[Candidate],
+    gradients: Sequence[Float32],
+    *,
+    steps: int = STEPS,
+    seconds: float = TRIAL_SECONDS,
 ) -> list[list[float]]:
-    """Return the seconds of some steps of each candidate, which take turns."""
+    """Return the seconds of each candidate's steps, which take turns, and are fewer after so many seconds."""
     reducers = [make_reducer(each.reducer, topology, case.size, **settings(case, each)) for each in chosen]
     taken: list[list[float]] = [[] for _ in chosen]
-    for step in range(WARM_UP_STEPS + STEPS):
+    for step in range(WARM_UP_STEPS + steps):
         for own, reducer in zip(taken, reducers, strict=True):
             own.append(_step_seconds(topology.world, reducer, gradients[step % len(gradients)]))
-        if step >= WARM_UP_STEPS and sum(map(sum, taken)) > TRIAL_SECONDS * len(chosen):
+        if step >= WARM_UP_STEPS and sum(map(sum, taken)) > seconds * len(chosen):
             break
     for reducer in reducers:
         reducer.close()
@@ -338,7 +344,7 @@ def _median(taken: Sequence[float]) -> float:
     return max(median(taken), SHORTEST_SECONDS)
 
 
-def _spread(taken: Sequence[float]) -> float:
+def spread(taken: Sequence[float]) -> float:
     """Return the interquartile range over the median."""
     low, high = np.quantile(taken, [0.25, 0.75])
     return float(high - low) / _median(taken)

@@ -267,6 +267,8 @@ def test_runs_take_turns_in_the_same_order_every_time():
     [
         (lambda: Link(-1.0, 0.0), "alpha: expected seconds from 0, got -1.0"),
         (lambda: Link(0.0, float("nan")), "beta: expected seconds from 0, got nan"),
+        (lambda: Link(1.0, 0.0, gap=2.0), "gap: expected 0 to alpha, 1.0, got 2.0"),
+        (lambda: Link(1.0, 0.0, busy=-1.0), "busy: expected 0 to alpha, 1.0, got -1.0"),
         (lambda: Link.of(microseconds=1, gbit_per_second=0), "gbit_per_second: expected more than 0, got 0"),
     ],
 )
