@@ -110,7 +110,10 @@ def measure(setting: Setting, more: Mapping[str, Run] | None = None) -> Iterator
         **(more or {}),
     }
     with ExitStack() as folders:  # to remove files is no part of an epoch
-        first = {FIRST: partial(setting.first_epoch, folders), FIRST_UNCACHED: setting.uncached}
+        first: dict[str, Run] = {
+            FIRST: partial(setting.first_epoch, folders),
+            FIRST_UNCACHED: setting.uncached,
+        }
         seconds = seconds_a_sample(reading, setting.runs) | seconds_a_sample(first, setting.runs)
     pairs = [(LEVELS, peer) for peer in reading if peer != LEVELS] + [(FIRST, FIRST_UNCACHED)]
     for subject, peer in pairs:
