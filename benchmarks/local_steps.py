@@ -108,12 +108,16 @@ def trained(case: Case) -> dict[str, Any]:
 def subjects(content: Mapping[str, Any], layout: Layout) -> list[dict[str, Any]]:
     """Return whose steps are timed, as a job of the race has them."""
     timed, found = content["times"], []
+    own = content["experiments"][EXPERIMENT]["config"]
     for name in [*timed["dense"], timed["beside"], *timed["subjects"]]:
-        variant = content["variants"].get(name) or {"reducer": "torus2d" if name == "torus2d" else "dense"}
+        variant = dict(content["variants"].get(name, {"reducer": name if name == "torus2d" else "dense"}))
+        optimizer = variant.pop("optimizer", {})
         if name != "torus2d" or layout.ranks_per_node > 1:  # on single ranks it is dense
             is_horovod = name == HOROVOD_RING
             delays = "delay" in variant.get("outer", {})  # which only overlap hides
             config = {"overlap": delays, **({"clip_norm": None} if is_horovod else {})}  # it cannot clip
+            if optimizer:
+                config["optimizer"] = own["optimizer"] | optimizer
             told = {"name": name, "horovod": is_horovod, "config": config}
             found.append(told | {"phase": phase_of(content, layout) | variant})
     return found
@@ -253,6 +257,10 @@ class Run:
             return None
         return 8 * self.all_sent / self.selected / (len(self.layout) - 1)
 
+    def loss_after(self, steps: float) -> float:
+        """Return the loss after so many steps, on the line between two tests, mean over seeds."""
+        return fmean(float(np.interp(steps, *np.transpose(tested))) for tested in self.tested)
+
     def steps_to(self, target: float) -> float | None:
         """Return the steps to a loss, mean over seeds; ``None`` where one has not come there."""
         found = [steps_to(target, tested) for tested in self.tested]
@@ -366,14 +374,14 @@ def draw_against_h(path: Path, runs: Runs) -> None:
         axes.legend(frameon=False, fontsize=7)
 
 
-def times_table(runs: Runs, records: Mapping[str, Mapping[str, Any]]) -> str:
+def times_table(runs: Runs, records: Mapping[str, Mapping[str, Any]], target: float) -> str:
     """Return a line for each variant that is timed on one cluster."""
     plan, variants = runs.content["times"], runs.content["variants"]
     steps: dict[str, float | None] = {}
     for variant in records:
         # All that send all gradients train alike.
         run = runs.runs.get(DENSE if variant in plan["dense"] else variant)
-        steps[variant] = run and run.steps_to(plan["target"])
+        steps[variant] = run and run.steps_to(target)
     seconds = {
         variant: records[variant]["seconds"]["median"] * each
         for variant, each in steps.items()
@@ -400,16 +408,18 @@ def times_table(runs: Runs, records: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def times_page(runs: Runs) -> str:
-    """Return a table for each cluster."""
-    plan, records = runs.content["times"], convergence.recorded(TIMES)
-    parts = [f"To a test loss of {plan['target']}, a perplexity of {exp(plan['target']):.0f}:\n"]
-    for layout in plan["layouts"]:
-        for rate in plan["rates"]:
+    """Return a table for each target and cluster."""
+    plan, records, parts = runs.content["times"], convergence.recorded(TIMES), []
+    share = plan["of_dense"]
+    of_dense = round(runs.dense.loss_after(share * runs.dense.steps), 2)
+    for target, why in ((of_dense, f", that of dense after {share:g} of its steps"), (plan["target"], "")):
+        parts.append(f"To a test loss of {target}{why}, a perplexity of {exp(target):.0f}:\n")
+        for layout, rate in product(plan["layouts"], plan["rates"]):
             wanted = {"rate": rate, "layout": layout}.items()
             own = {each["case"]["variant"]: each for each in records if wanted <= each["case"].items()}
             if own:
                 parts.append(f"{rate.replace('mbit', ' Mbit/s')}, {layout.replace('x', ' × ')}:\n")
-                parts.append(times_table(runs, own))
+                parts.append(times_table(runs, own, target))
     return "\n".join(parts)
 
 

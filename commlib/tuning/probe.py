@@ -260,11 +260,12 @@ def _link(world: Communicator, comm: Communicator, sharing: int) -> Link | None:
     rows = np.array(terms) / np.maximum(seconds, SHORTEST_SECONDS)[:, None]
     found = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)[0]
     alpha, beta = np.maximum(found, 0.0).tolist()
-    short = world.arrays.zeros(MESSAGE_BYTES[0], np.uint8)
-    burst = slowest(world, lambda: _shift(comm, short, world.arrays.empty_like(short), BURST))
+    short = MESSAGE_BYTES[0]
+    outgoing, incoming = world.arrays.zeros((2, BURST * short), np.uint8)
+    burst = slowest(world, lambda: _shift(comm, outgoing, incoming, short))
     gap = (burst - seconds[0]) / (BURST - 1)
-    alone = slowest(world, lambda: _to_and_fro(comm, short) if pair else None) / 2
-    busy = min(alpha - (alone - MESSAGE_BYTES[0] * beta), alpha)
+    alone = slowest(world, lambda: _to_and_fro(comm, outgoing[:short]) if pair else None) / 2
+    busy = min(alpha - (alone - short * beta), alpha)
     return Link(alpha, beta, gap=min(max(gap, 0.0), alpha), busy=max(busy, 0.0))
 
 
@@ -281,11 +282,11 @@ def _incast(topology: Topology, inter: Link) -> float:
 Bytes = npt.NDArray[np.uint8]
 
 
-def _shift(comm: Communicator, outgoing: Bytes, incoming: Bytes, times: int = 1) -> None:
-    """Send bytes to the next rank, so often at once, in pieces that are sent at once."""
+def _shift(comm: Communicator, outgoing: Bytes, incoming: Bytes, length: int | None = None) -> None:
+    """Send bytes to the next rank, in messages of ``length`` at once, or of as many as are sent at once."""
     if comm.size > 1:
-        pieces = range(0, len(outgoing), comm.eager_bytes)
-        cuts = [slice(start, start + comm.eager_bytes) for start in pieces] * times
+        step = length or comm.eager_bytes
+        cuts = [slice(start, start + step) for start in range(0, len(outgoing), step)]
         requests = [comm.receive(incoming[cut], (comm.rank - 1) % comm.size) for cut in cuts]
         requests += [comm.send(outgoing[cut], (comm.rank + 1) % comm.size) for cut in cuts]
         for request in requests:
