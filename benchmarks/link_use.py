@@ -7,7 +7,6 @@ The cards of the nodes are read while the ranks train. Rank 0 prints when each r
 that all processes of a machine have in common.
 """
 
-import json
 import sys
 import threading
 import time
@@ -24,10 +23,8 @@ from benchmarks.drawing.style import PALETTE, docs_picture
 from benchmarks.drawing.tables import markdown
 from benchmarks.emulated.nodes import Cluster
 from commlib import Topology
-from training.bench.record import Seconds, machine, settings
+from training.bench.record import Seconds
 from training.bench.train import endless
-from training.process.job import all_or_exit, as_rank
-from training.process.tf_logging import import_tensorflow
 
 SAMPLE_SECONDS, WINDOW_SECONDS = 0.02, 0.1
 COMPUTING = ("forward_backward", "norms", "update")
@@ -41,9 +38,9 @@ def measured(job: Json, topology: Topology, dataset: Any) -> Iterator[Json]:
     """Yield when the rounds of each subject began and ended, and what its steps took; collective."""
     for subject in job["subjects"]:
         config = job["config"] | subject["config"] | {"phases": [subject["phase"]]}
-        trainer = race_job._trainer(config, {"horovod": False}, topology, dataset)
+        trainer = race_job.make_trainer(config, topology, dataset, horovod=False)
         yield {"subject": subject["name"], **_rounds(trainer, job["rounds"])}
-        race_job._close(trainer)
+        race_job.close_trainer(trainer)
 
 
 def _rounds(trainer: Any, rounds: int) -> Json:
@@ -70,20 +67,6 @@ def _rounds(trainer: Any, rounds: int) -> Json:
     of_ranks = world.allgather_objects(own)
     own = {key: sum(each[key] for each in of_ranks) / len(of_ranks) for key in own}
     return own | {"begun": begun[1:], "steps": steps, "weights": trainer.gradient_size}
-
-
-def main(path: str) -> None:
-    """Measure on all ranks of this job."""
-    job = json.loads(Path(path).read_text())
-    with as_rank() as comm:
-        import_tensorflow()
-        from training.config.config import Config
-
-        topology = Topology(comm)
-        dataset = all_or_exit(comm, Config.model_validate(job["config"]).dataset.make)
-        for result in measured(job, topology, dataset):
-            if comm.rank == 0:
-                print(json.dumps(result | {"machine": machine(), "settings": settings()}), flush=True)
 
 
 # ------------------------------------------------------------------------------------------ the cards
@@ -173,4 +156,4 @@ def draw(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    race_job.tell(sys.argv[1], measured)

@@ -13,7 +13,7 @@ import argparse
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice, product
 from math import exp
@@ -28,7 +28,7 @@ from benchmarks.convergence import Case
 from benchmarks.drawing.pages import rewrite
 from benchmarks.drawing.style import PALETTE, docs_picture
 from benchmarks.drawing.tables import markdown
-from benchmarks.jobs import Layout, cluster_until_end, environment, module, ratio
+from benchmarks.jobs import EmulatedCluster, Layout, cluster_until_end, environment, module, ratio
 from benchmarks.race_plan import HOROVOD_RING, RING
 from training.bench.record import Seconds, machine
 from training.callbacks.callback import Callback, Event
@@ -138,22 +138,31 @@ def job_of(content: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
     return {"config": config, "steps": subjects(content, layout), "turns": TURNS, "runs": []}
 
 
+def told_on(
+    cluster: EmulatedCluster, name: str, program: str, job: Mapping[str, Any], what: str
+) -> Iterator[dict[str, Any]]:
+    """Yield what the ranks of a job tell on the cluster of this name, which is up."""
+    layout = Layout.of(name.split(",")[1])
+    # All nodes are on this machine, whose cores their ranks share.
+    threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
+    with tempfile.TemporaryDirectory(prefix="cloudtrain-job-") as folder:
+        file = Path(folder) / "job.json"
+        file.write_text(json.dumps(job))
+        words, variables = module(program, str(file)), environment(RING) | threads
+        yield from cluster.objects(layout, words, variables, TIMEOUT_SECONDS, f"{name}: {what}")
+
+
 def time_cells(names: Sequence[str]) -> None:
     """Time steps on clusters, and record them."""
     content = plan()
     timed = content["times"]
     planned = [f"{rate},{layout}" for layout, rate in product(timed["layouts"], timed["rates"])]
-    with cluster_until_end() as cluster, tempfile.TemporaryDirectory(prefix="cloudtrain-times-") as folder:
+    with cluster_until_end() as cluster:
         for name in names or planned:
             rate, layout = name.split(",")[0], Layout.of(name.split(",")[1])
-            file = Path(folder) / "job.json"
-            file.write_text(json.dumps(job_of(content, layout)))
             cluster.up(layout.nodes, rate)
-            # All nodes are on this machine, whose cores their ranks share.
-            threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
-            words, variables = module("benchmarks.race_job", str(file)), environment(RING) | threads
             with TIMES.open("a") as records:
-                for told in cluster.objects(layout, words, variables, TIMEOUT_SECONDS, f"{name}: steps"):
+                for told in told_on(cluster, name, "benchmarks.race_job", job_of(content, layout), "steps"):
                     records.write(json.dumps(time_record(name, told)) + "\n")
 
 
@@ -163,7 +172,7 @@ def watch_links(names: Sequence[str]) -> None:
     names = names or content["link"]["cells"]
     kept = [each for each in convergence.recorded(LINK) if cell_of(each) not in names]
     LINK.write_text("".join(json.dumps(each) + "\n" for each in kept))
-    with cluster_until_end() as cluster, tempfile.TemporaryDirectory(prefix="cloudtrain-link-") as folder:
+    with cluster_until_end() as cluster:
         for name in names:
             rate, layout = name.split(",")[0], Layout.of(name.split(",")[1])
             job = job_of(content, layout) | {"rounds": content["link"]["rounds"]}
@@ -171,13 +180,9 @@ def watch_links(names: Sequence[str]) -> None:
                 {"name": variant, "config": {"overlap": True}, "phase": phase_of(content, layout) | phase}
                 for variant, phase in content["link"]["variants"].items()
             ]
-            file = Path(folder) / "job.json"
-            file.write_text(json.dumps(job))
             cluster.up(layout.nodes, rate)
-            threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
-            words, variables = module("benchmarks.link_use", str(file)), environment(RING) | threads
             with link_use.sampled(cluster.state) as samples, LINK.open("a") as records:
-                for told in cluster.objects(layout, words, variables, TIMEOUT_SECONDS, f"{name}: links"):
+                for told in told_on(cluster, name, "benchmarks.link_use", job, "links"):
                     records.write(json.dumps(link_use.record_of(name, told, samples)) + "\n")
 
 

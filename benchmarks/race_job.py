@@ -11,7 +11,7 @@ has a ``name``, what it adds to the configuration, and whether it goes through H
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,8 @@ def timed_steps(job: Json, topology: Topology, dataset: Any) -> Iterator[Json]:
     trainers, timed = [], []
     for group in groups.values():
         phases = {"phases": [subject["phase"] for subject in group]}
-        trainer = _trainer(job["config"] | group[0]["config"] | phases, group[0], topology, dataset)
+        config = job["config"] | group[0]["config"] | phases
+        trainer = make_trainer(config, topology, dataset, horovod=group[0]["horovod"])
         trainers.append(trainer)
         batches = endless(trainer.phases[0].data.training_batches)
         timed += [
@@ -61,7 +62,7 @@ def timed_steps(job: Json, topology: Topology, dataset: Any) -> Iterator[Json]:
         result["card_bytes"] = result.pop("count")
         yield {"part": "steps", "subject": subject["name"], **result, **unknown}
     for trainer in trainers:
-        _close(trainer)
+        close_trainer(trainer)
 
 
 def runs(job: Json, topology: Topology, dataset: Any) -> Iterator[Json]:
@@ -69,7 +70,7 @@ def runs(job: Json, topology: Topology, dataset: Any) -> Iterator[Json]:
     for subject in job["runs"]:
         with tempfile.TemporaryDirectory(prefix="cloudtrain-race-") as folder:
             config = job["config"] | subject["config"] | {"output": folder, "log_every": 1_000_000}
-            trainer = _trainer(config, subject, topology, dataset)
+            trainer = make_trainer(config, topology, dataset, horovod=subject["horovod"])
             with redirect_stdout(sys.stderr), _horovod(subject, topology.world):  # of the run's own lines
                 trainer.fit()
             written = sorted(Path(folder).glob("*/metrics.jsonl"))  # on rank 0
@@ -87,7 +88,7 @@ def runs(job: Json, topology: Topology, dataset: Any) -> Iterator[Json]:
             "overlaps": trainer.parts.exchange.gradients.overlaps,
             "reducers": [trainer.config.reducer_config(phase) for phase in trainer.config.phases],
         }
-        _close(trainer)
+        close_trainer(trainer)
 
 
 @contextmanager
@@ -107,18 +108,19 @@ def _horovod(subject: Json, world: Communicator) -> Iterator[None]:
     hvd.shutdown()
 
 
-def _trainer(config: Json, subject: Json, topology: Topology, dataset: Any) -> Any:
+def make_trainer(config: Json, topology: Topology, dataset: Any, *, horovod: bool) -> Any:
+    """Return the trainer of a configuration."""
     from benchmarks.horovod_exchange import build_horovod
     from training.run.build import build
     from training.run.data import Data
     from training.run.trainer import Trainer
 
     checked = Config.model_validate(config).resolved()
-    parts = build_horovod if subject["horovod"] else build
+    parts = build_horovod if horovod else build
     return Trainer(checked, topology=topology, data=Data(checked, topology, dataset), build=parts)
 
 
-def _close(trainer: Any) -> None:
+def close_trainer(trainer: Any) -> None:
     """Free what a trainer holds: there are many in this process."""
     import keras
 
@@ -126,15 +128,15 @@ def _close(trainer: Any) -> None:
     keras.utils.clear_session()
 
 
-def main(path: str) -> None:
-    """Measure on all ranks of this job."""
+def tell(path: str, *measures: Callable[[Json, Topology, Any], Iterator[Json]]) -> None:
+    """Print what each yields for the job in a file, from rank 0; on all ranks of this job."""
     job = json.loads(Path(path).read_text())
     with as_rank() as comm:
         import_tensorflow()
         topology = Topology(comm)
         dataset = all_or_exit(comm, Config.model_validate(job["config"]).dataset.make)
         where = {"nodes": [len(node) for node in topology.nodes]}
-        for measure in (timed_steps, runs):
+        for measure in measures:
             for result in measure(job, topology, dataset):
                 if comm.rank == 0:
                     told = {**result, **where, "machine": machine(), "settings": settings()}
@@ -142,4 +144,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    tell(sys.argv[1], timed_steps, runs)

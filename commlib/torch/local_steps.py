@@ -266,7 +266,7 @@ class _FlatParameters:
         values = torch.from_numpy(vector).split([entries.stop - entries.start for _, entries in places])
         with torch.no_grad():
             for (number, entries), own in zip(places, values, strict=True):
-                flat = self._flat(number).clone()
+                flat = self._flat(number)  # a copy where the parameter is not contiguous
                 flat[entries] = own
                 self.parameters[number].copy_(flat.view(self.parameters[number].shape))
 
