@@ -18,7 +18,7 @@ from training.commands.main import app
 from training.config import run_files
 from training.report import facts
 from training.report.curves import charts
-from training.report.page import MOST_RUNS, Page
+from training.report.page import MOST_RUNS, Page, rounds
 from training.report.run import read, run_of
 
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(2)> $x_{$ _y ' & \x1b[31m \u202e"
@@ -302,6 +302,30 @@ def test_a_page_is_one_file_that_refers_to_nothing_outside(page):
     script = re.search("<script>(.*)</script>", page.text, re.DOTALL)[1]
     assert f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" in policy
     assert len(page.text) < 400_000
+
+
+@pytest.mark.parametrize(
+    ("outer", "bars"),
+    [
+        ({"fragments": 3, "delay": 2}, [(4, 6, 2), (8, 10, 3), (12, 14, 1)]),
+        ({"fragments": 2}, [(6, 6.2, 2), (12, 12.2, 1)]),
+        ({"delay": 2}, [(12, 14, 1)]),
+    ],
+)
+def test_the_fragments_of_a_round_are_drawn_where_they_travel(tmp_path, outer, bars):
+    phases = [{"epochs": 1}, {"epochs": 1, "local_steps": 12, "outer": outer}]
+    run = run_in(folder(tmp_path / "a", [*begun(), epoch(0), epoch(1)], phases=phases))
+    (axes,) = rounds(run).axes
+    found = [path.get_extents() for each in axes.collections for path in each.get_paths()]
+    assert [(each.x0, each.x1, each.y0 + 0.4) for each in found] == [pytest.approx(bar) for bar in bars]
+    assert "When fragments are exchanged" in Page([run]).text
+
+
+@pytest.mark.parametrize("outer", [None, {}, "x", {"fragments": 5}, {"fragments": 4, "delay": 3}])
+def test_rounds_of_one_exchange_and_damaged_ones_are_not_drawn(tmp_path, outer):
+    phases = [{"epochs": 1, "local_steps": 12, "outer": outer}]
+    run = run_in(folder(tmp_path / "a", [*begun(), epoch(0)], phases=phases))
+    assert rounds(run) is None
 
 
 def test_every_picture_has_a_title_and_names_of_its_own(page):

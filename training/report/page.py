@@ -9,8 +9,8 @@ import io
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -28,10 +28,12 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from commlib import __version__
+from commlib.errors import InvalidArgument
+from commlib.rounds import Schedule
 from datacache.escaping import escaped
 from training.report import facts
 from training.report.curves import Chart, Curve, Point, boundaries, charts
-from training.report.run import Run, mapping
+from training.report.run import Phase, Run, mapping, whole
 from training.report.style import LOOP_STAGES, PALETTE, STAGES, STYLE, WAITING, WHOLE, open_up
 from training.report.texts import duration, plain
 
@@ -44,6 +46,8 @@ MOST_NAMED_PHASES, MOST_DOTS = 4, 40
 LOG_FROM = 10  # the largest value over the smallest
 POINTS_AN_INCH = 72  # of an SVG
 OUTLIER = 4  # times the median of epochs
+MOST_FRAGMENTS = 100  # that are drawn
+INSTANT = 0.2  # steps, of the bar of an exchange that replicas wait for
 PNG_DPI = 150
 _COLOR = re.compile(r"#[0-9a-f]{6}")
 # Names of colours in page.css, which are others on a dark screen.
@@ -97,7 +101,7 @@ def drawn(chart: Chart, runs: Sequence[Run], axis: Axis) -> Picture:
     figure, x = _figure(WIDTH), _X.of(runs, axis)
     axes = figure.subplots()
     values = [point.value for curve in chart.curves for point in curve.points if point.value > 0]
-    is_log = chart.log and max(values) >= LOG_FROM * min(values)
+    is_log = chart.log and max(values, default=0.0) >= LOG_FROM * min(values, default=1.0)
     curves = []
     for curve in chart.curves:
         shown = [point for point in curve.points if point.value > 0 or not is_log]
@@ -264,6 +268,44 @@ def _explain(axes: Axes, colors: dict[str, str | None]) -> None:
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=7)
 
 
+# ------------------------------------------------------------------------------- fragments of local steps
+
+
+def rounds(run: Run) -> Figure | None:
+    """Return after which steps each fragment is exchanged, in a round of each phase that has several."""
+    found = [(phase.number, schedule) for phase in run.phases if (schedule := _schedule(phase))]
+    if not found:
+        return None
+    figure = _figure(2 * WIDTH)
+    for axes, (number, schedule) in zip(figure.subplots(1, len(found), squeeze=False)[0], found, strict=True):
+        for step in range(schedule.interval, schedule.steps + schedule.interval, schedule.interval):
+            fragment = schedule.leaving(step)
+            steps = (step, schedule.delay or INSTANT)
+            axes.broken_barh([steps], (fragment + 0.6, 0.8), color=STAGES["inter"], linewidth=0)
+        steps_of_delay = f", under way for {schedule.delay} steps" if schedule.delay else ""
+        axes.set_title(f"Phase {number + 1}: H = {schedule.steps}{steps_of_delay}", loc="left")
+        axes.set_ylim(schedule.fragments + 0.5, 0.5)
+        axes.set_xlim(0, schedule.steps + schedule.interval)
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+        axes.set_ylabel("fragment")
+        axes.set_xlabel("local steps")
+        open_up(axes)
+    _lay_out(figure)
+    return figure
+
+
+def _schedule(phase: Phase) -> Schedule | None:
+    """Return when fragments are exchanged, unless all weights are at once or the configuration is damaged."""
+    outer = mapping(phase.config.get("outer"))
+    steps = whole(phase.choice, "local_steps") or whole(phase.config, "local_steps")
+    fragments, delay = whole(outer, "fragments") or 1, whole(outer, "delay") or 0
+    if not steps or (fragments == 1 and delay == 0) or fragments > MOST_FRAGMENTS:
+        return None
+    with suppress(InvalidArgument):
+        return Schedule(steps, fragments, delay)
+    return None
+
+
 # ------------------------------------------------------------------------------------------------ files
 
 
@@ -337,7 +379,8 @@ class Page:
                 runs=[_card(place, run) for place, run in enumerate(runs)],
                 axes=AXES,
                 charts=[self._chart(chart, axis) for chart in charts(runs) for axis in AXES],
-                stages=list(self._stages()),
+                stages=list(self._pictures(stages, "Seconds of a step by stage and epoch")),
+                rounds=list(self._pictures(rounds, "Exchanges of fragments in a round")),
                 facts=facts.facts_of(runs),
                 sections={title: [pair for pair in all_ if pair[1].rows] for title, all_ in sections.items()},
             )
@@ -361,13 +404,12 @@ class Page:
         ]
         return json.dumps(curves, separators=(",", ":"))
 
-    def _stages(self) -> Iterator[tuple[str, Markup]]:
-        """Yield the name of each run whose stages were measured, and the picture of its stages."""
+    def _pictures(self, draw: Callable[[Run], Figure | None], title: str) -> Iterator[tuple[str, Markup]]:
+        """Yield the name of each run of which there is something to draw, and the picture."""
         for place, run in enumerate(self._runs, 1):
-            if (figure := stages(run)) is not None:
-                name = "stages" if len(self._runs) == 1 else f"stages-{place}"
-                title = f"Seconds of a step by stage and epoch: {run.name}"
-                yield run.name, inline(figure, name, title)
+            if (figure := draw(run)) is not None:
+                name = draw.__name__ if len(self._runs) == 1 else f"{draw.__name__}-{place}"
+                yield run.name, inline(figure, name, f"{title}: {run.name}")
                 self.pictures[name] = png(figure, run.name, [run])
 
 
