@@ -16,6 +16,7 @@ from training.bench import record as records
 from training.bench.record import Record, Seconds, WrongResult, alternate
 from training.bench.selection import check_selection
 from training.commands.main import app
+from training.receipt import source
 
 TIMES = {"seconds", "peer_seconds", "ratio"}
 KEYS = {"bench", "case", "subject", "peer", "bytes", "machine", "settings", "command"} | TIMES
@@ -64,7 +65,9 @@ def test_a_record_is_one_line_of_the_design_s_keys(monkeypatch):
     assert told["ratio"] == 2.5  # 5.0 / 2.0: the subject is the faster one
     assert told["bytes"] == {"intra": 1, "inter": 2}
     assert told["command"] == "cloudtrain bench selection --size 'a b'"
-    assert set(told["machine"]) == {"cpu", "cores", "memory_gib", "python", "platform", *records.PACKAGES}
+    machine = {"cpu", "cores", "memory_gib", "python", "platform", "commit", *records.PACKAGES}
+    assert set(told["machine"]) == machine
+    assert (told["machine"]["commit"] or "").rstrip("+") == (source().commit or "")
 
 
 # ------------------------------------------------------------- selection

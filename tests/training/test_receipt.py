@@ -27,8 +27,8 @@ from training.receipt import (
     config_digest,
     file_of,
     problems,
+    source,
 )
-from training.run.provenance import source
 
 MODEL = "model='tests.training.small:linear'"  # by its path, so that config.yaml can name it
 WORDS = (MODEL, "digest_every=2", "checkpoints={every_steps: 3, every_epochs: null}", "log_every=1")

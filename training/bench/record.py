@@ -27,6 +27,7 @@ from commlib.tuning.probe import processor
 from commlib.vectors import Float32
 from training.commands.printing import Table, times
 from training.process.job import FAILURE, exit_all, log_error
+from training.receipt import source
 
 Input = TypeVar("Input")
 Candidate = TypeVar("Candidate")
@@ -184,7 +185,11 @@ class Record:
 
 @cache
 def machine() -> dict[str, Any]:
-    """Return the machine on which the numbers depend: processor, cores of this process, memory, versions."""
+    """Return what the numbers depend on: processor, cores of this process, memory, versions, and the commit.
+
+    The commit ends in ``+`` where a tracked file differs from it; ``None`` outside of a clone.
+    """
+    tree = source()
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "cpu": processor(),
@@ -193,6 +198,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: version_of(name) for name in PACKAGES},
         "platform": platform.platform(),
+        "commit": tree.commit and tree.commit + "+" * bool(tree.dirty),
     }
 
 

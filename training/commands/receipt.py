@@ -14,7 +14,7 @@ from training.config.records import Checkpointing
 from training.config.run_files import CONFIG
 from training.process import job
 from training.process.progress import print_line
-from training.receipt import FILES, Receipt, Recorded, digests_of, problems, read_records
+from training.receipt import FILES, Receipt, Recorded, digests_of, problems, read_records, source
 from training.run.data import load_data
 from training.run.parts import import_parts
 
@@ -76,7 +76,7 @@ def _configuration(folder: Path) -> tuple[Config, Checkpointing]:
 
 def _replay(comm: Communicator, again: Any, recorded: Recorded) -> bool:
     """Return whether all digests agree; rank 0 prints."""
-    from training.run.provenance import source, versions
+    from training.run.provenance import versions
 
     if comm.rank == 0:
         for line in recorded.differences(source(), versions()):

@@ -278,10 +278,10 @@ def rounds(run: Run) -> Figure | None:
         return None
     figure = _figure(2 * WIDTH)
     for axes, (number, schedule) in zip(figure.subplots(1, len(found), squeeze=False)[0], found, strict=True):
-        for step in range(schedule.interval, schedule.steps + schedule.interval, schedule.interval):
-            fragment = schedule.leaving(step)
-            steps = (step, schedule.delay or INSTANT)
-            axes.broken_barh([steps], (fragment + 0.6, 0.8), color=STAGES["inter"], linewidth=0)
+        for step in range(1, schedule.steps + 1):
+            if (fragment := schedule.leaving(step)) is not None:
+                steps = (step, schedule.delay or INSTANT)
+                axes.broken_barh([steps], (fragment + 0.6, 0.8), color=STAGES["inter"], linewidth=0)
         steps_of_delay = f", under way for {schedule.delay} steps" if schedule.delay else ""
         axes.set_title(f"Phase {number + 1}: H = {schedule.steps}{steps_of_delay}", loc="left")
         axes.set_ylim(schedule.fragments + 0.5, 0.5)

@@ -3,16 +3,13 @@
 Provenance: the command, the source tree, and the versions of the packages that a run uses.
 """
 
-import os
 import platform
 import shlex
-import subprocess
 import sys
 from dataclasses import replace
 from datetime import datetime, timezone
 from importlib.metadata import version
 from importlib.util import find_spec
-from pathlib import Path
 
 import keras
 import tensorflow as tf
@@ -24,13 +21,10 @@ from training.callbacks.digests import digest_of
 from training.config.config import Config
 from training.config.run_files import RECEIPT
 from training.config.secrets import mask
-from training.receipt import FILES, End, Job, Part, Process, Receipt, Source, config_digest, file_of
+from training.receipt import FILES, End, Job, Part, Process, Receipt, config_digest, file_of, source
 from training.results import Ranks
 from training.run.data import Fingerprints
 from training.run_folder import RunFolder, unwritable
-
-TREE = Path(__file__).parents[2]  # that this module is in: a clone, or where packages are installed
-PATIENCE_SECONDS = 20
 
 
 def command() -> str:
@@ -54,31 +48,6 @@ def versions() -> dict[str, str]:
         "horovod": version("horovod") if find_spec("horovod") else "none",
         "mpi": MPI.Get_library_version().split(",")[0],
     }
-
-
-def source(tree: Path = TREE) -> Source:
-    """Return the source tree of cloudtrain: its commit if it is a git checkout that git may read."""
-    if not (tree / ".git").exists():
-        return Source(__version__)
-    try:
-        commit = _git(tree, "rev-parse", "--verify", "HEAD").strip()
-        changed = _git(tree, "status", "--porcelain", "--untracked-files=no")
-    except (OSError, subprocess.SubprocessError):  # no git, no commit, or a tree that others own
-        return Source(__version__)
-    return Source(__version__, commit, dirty=bool(changed))
-
-
-def _git(tree: Path, *words: str) -> str:
-    # Without the variables that a git hook sets, which name another tree.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    return subprocess.run(
-        ["git", "--no-optional-locks", "-C", str(tree), *words],  # noqa: S607 - that of the user
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE_SECONDS,
-    ).stdout
 
 
 def run_begun(identity: str, ranks: Ranks, config: Config, *, on_gpus: bool) -> RunEvent:
