@@ -12,8 +12,9 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 
+from benchmarks import claims
 from benchmarks.drawing import linear
-from benchmarks.drawing.pages import Page, Results, fingerprint, newest, with_block
+from benchmarks.drawing.pages import Page, Results, fingerprint, newest, rewrite, with_block
 from benchmarks.drawing.style import STAGES, WAITING, WHOLE, legend, name_row, note, open_up, picture
 from benchmarks.drawing.tables import with_notes
 from benchmarks.jobs import world
@@ -249,6 +250,7 @@ def write() -> None:
             section.draw(section.records(found[section.kind]), FOLDER / section.picture)
     if linear.KIND in found:
         linear.draw(found[linear.KIND], FOLDER.parent / linear.PICTURE)
+    rewrite(FOLDER.parent / "README.md", {"claims": claims.table(found)})
     for each in PAGES:
         file = FOLDER.parent / each.path
         file.write_text(each.with_measured(file.read_text(), found))

@@ -310,6 +310,16 @@ class Runs:
         """Return the run with all gradients in every step."""
         return self.runs[DENSE]
 
+    @property
+    def target(self) -> float:
+        """Return the loss that dense has after the plan's share of its steps."""
+        return round(self.dense.loss_after(self.content["times"]["of_dense"] * self.dense.steps), 2)
+
+    def steps_to(self, target: float, variant: str) -> float | None:
+        """Return the steps of a timed variant to a loss; all that send all gradients train alike."""
+        run = self.runs.get(DENSE if variant in self.content["times"]["dense"] else variant)
+        return None if run is None else run.steps_to(target)
+
     def against(self, run: Run) -> str:
         """Return how much more a run's loss is than that of dense."""
         return f"{run.loss / self.dense.loss - 1:+.1%}".replace("%", " %")
@@ -379,19 +389,27 @@ def draw_against_h(path: Path, runs: Runs) -> None:
         axes.legend(frameon=False, fontsize=7)
 
 
+def on_cluster(records: Sequence[Mapping[str, Any]], rate: str, layout: str) -> dict[str, Mapping[str, Any]]:
+    """Return the records of one cluster by their variants."""
+    wanted = {"rate": rate, "layout": layout}.items()
+    return {each["case"]["variant"]: each for each in records if wanted <= each["case"].items()}
+
+
+def seconds_to(target: float, runs: Runs, records: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Return the seconds to a loss of each variant that comes there, timed on one cluster."""
+    found = {variant: runs.steps_to(target, variant) for variant in records}
+    return {
+        variant: records[variant]["seconds"]["median"] * steps
+        for variant, steps in found.items()
+        if steps is not None
+    }
+
+
 def times_table(runs: Runs, records: Mapping[str, Mapping[str, Any]], target: float) -> str:
     """Return a line for each variant that is timed on one cluster."""
     plan, variants = runs.content["times"], runs.content["variants"]
-    steps: dict[str, float | None] = {}
-    for variant in records:
-        # All that send all gradients train alike.
-        run = runs.runs.get(DENSE if variant in plan["dense"] else variant)
-        steps[variant] = run and run.steps_to(target)
-    seconds = {
-        variant: records[variant]["seconds"]["median"] * each
-        for variant, each in steps.items()
-        if each is not None
-    }
+    steps = {variant: runs.steps_to(target, variant) for variant in records}
+    seconds = seconds_to(target, runs, records)
     dense = min((seconds[name] for name in plan["dense"] if name in seconds), default=None)
     lines = []
     for variant, record in records.items():
@@ -416,13 +434,10 @@ def times_page(runs: Runs) -> str:
     """Return a table for each target and cluster."""
     plan, records, parts = runs.content["times"], convergence.recorded(TIMES), []
     share = plan["of_dense"]
-    of_dense = round(runs.dense.loss_after(share * runs.dense.steps), 2)
-    for target, why in ((of_dense, f", that of dense after {share:g} of its steps"), (plan["target"], "")):
+    for target, why in ((runs.target, f", that of dense after {share:g} of its steps"), (plan["target"], "")):
         parts.append(f"To a test loss of {target}{why}, a perplexity of {exp(target):.0f}:\n")
         for layout, rate in product(plan["layouts"], plan["rates"]):
-            wanted = {"rate": rate, "layout": layout}.items()
-            own = {each["case"]["variant"]: each for each in records if wanted <= each["case"].items()}
-            if own:
+            if own := on_cluster(records, rate, layout):
                 parts.append(f"{rate.replace('mbit', ' Mbit/s')}, {layout.replace('x', ' × ')}:\n")
                 parts.append(times_table(runs, own, target))
     return "\n".join(parts)

@@ -6,8 +6,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks import claims
 from benchmarks.draw_benchmarks import FOLDER, PAGES, ROWS, fingerprints, page
-from benchmarks.drawing.pages import newest
+from benchmarks.drawing.pages import newest, with_block
 from tests.launching import DIGITS, ROOT
 from training.config.config import load
 
@@ -27,6 +28,11 @@ def test_the_page_shows_the_newest_records_and_stays_short():
     assert len(text.split()) <= 5000
     for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         assert table.count("\n") <= ROWS + 2
+
+
+def test_the_readme_claims_what_the_newest_records_say():
+    text = (ROOT / "README.md").read_text()
+    assert with_block(text, "claims", claims.table(FOUND)) == text
 
 
 def test_every_picture_shows_the_newest_records_and_is_shown():
