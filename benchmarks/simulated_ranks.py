@@ -261,6 +261,8 @@ def build_ranks(ranks: Ranks, config: Config, topology: Topology, data: Data) ->
     """Return the parts of a run on one rank, whose step trains all of ``ranks``."""
     if config.sparse_tables:
         raise ConfigurationError("sparse_tables: expected false on simulated ranks, got true")
+    if config.checkpoints is not None:
+        raise ConfigurationError("checkpoints: expected none on simulated ranks, whose states are of one rank")
     for number, phase in enumerate(config.phases):
         if phase.round_seconds is not None:
             expected = "expected none on simulated ranks, whose time is not simulated"

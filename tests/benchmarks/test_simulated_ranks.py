@@ -46,6 +46,11 @@ def test_a_time_of_rounds_is_refused_where_no_time_is_simulated(tmp_path):
         simulated_ranks.train(config(tmp_path, local_steps=4, round_seconds=2), [1, 1])
 
 
+def test_checkpoints_are_refused(tmp_path):
+    with refused("checkpoints: expected none on simulated ranks", ConfigurationError):
+        simulated_ranks.train(config(tmp_path, "checkpoints.every_steps=4"), [1, 1])
+
+
 @pytest.mark.launch
 @pytest.mark.slow
 @pytest.mark.parametrize(
