@@ -71,8 +71,8 @@ def _links(case: dict[str, Any]) -> str:
 
 
 def _cells(subject: str, seconds: float, peer: str, beside: float) -> list[str]:
-    shown = ", ".join(f"`{part}`" if part.islower() and " " not in part else part for part in subject.split(", "))
-    return [shown, _seconds(seconds), peer, _seconds(beside), f"{beside / seconds:.1f}"]
+    names = (f"`{part}`" if part.islower() and " " not in part else part for part in subject.split(", "))
+    return [", ".join(names), _seconds(seconds), peer, _seconds(beside), f"{beside / seconds:.1f}"]
 
 
 def _seconds(value: float) -> str:

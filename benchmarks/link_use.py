@@ -7,6 +7,7 @@ The cards of the nodes are read while the ranks train. Rank 0 prints when each r
 that all processes of a machine have in common.
 """
 
+import os
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -36,11 +38,19 @@ Json = dict[str, Any]
 
 def measured(job: Json, topology: Topology, dataset: Any) -> Iterator[Json]:
     """Yield when the rounds of each subject began and ended, and what its steps took; collective."""
+    _keep_to_one_core(topology.world.rank)
     for subject in job["subjects"]:
         config = job["config"] | subject["config"] | {"phases": [subject["phase"]]}
         trainer = race_job.make_trainer(config, topology, dataset, horovod=False)
         yield {"subject": subject["name"], **_rounds(trainer, job["rounds"])}
         race_job.close_trainer(trainer)
+
+
+def _keep_to_one_core(rank: int) -> None:
+    """Bind all threads of a rank, so that ranks that share the cores of a machine are equally fast."""
+    cores = sorted(os.sched_getaffinity(0))
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), {cores[rank % len(cores)]})
 
 
 def _rounds(trainer: Any, rounds: int) -> Json:
@@ -65,8 +75,8 @@ def _rounds(trainer: Any, rounds: int) -> Json:
     begun.append(time.monotonic())
     step.abandon_round()
     of_ranks = world.allgather_objects(own)
-    own = {key: sum(each[key] for each in of_ranks) / len(of_ranks) for key in own}
-    return own | {"begun": begun[1:], "steps": steps, "weights": trainer.gradient_size}
+    told = {key: [each[key] for each in of_ranks] for key in own}
+    return told | {"begun": begun[1:], "steps": steps, "weights": trainer.gradient_size}
 
 
 # ------------------------------------------------------------------------------------------ the cards
@@ -110,8 +120,9 @@ def record_of(cell: str, told: Mapping[str, Any], samples: Sequence[tuple[float,
         "seconds": asdict(Seconds.of(np.diff(begun).tolist())),
         "steps": told["steps"],
         "peak_bytes": max(int((each[window:] - each[:-window]).max()) for each in by_node),
-        "hidden_share": told["hidden"] / told["busy"] if told["busy"] else 0.0,
-        "utilisation": told["computing"] / whole,
+        "hidden_share": sum(told["hidden"]) / (sum(told["busy"]) or 1.0),
+        "utilisation": fmean(told["computing"]) / whole,
+        **{key: told[key] for key in ("busy", "hidden", "computing")},
         "sent": np.diff(busiest).round().astype(int).tolist(),
         "sample_seconds": SAMPLE_SECONDS,
         **{key: told[key] for key in ("weights", "machine", "settings")},

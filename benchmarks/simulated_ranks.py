@@ -262,7 +262,8 @@ def build_ranks(ranks: Ranks, config: Config, topology: Topology, data: Data) ->
     if config.sparse_tables:
         raise ConfigurationError("sparse_tables: expected false on simulated ranks, got true")
     if config.checkpoints is not None:
-        raise ConfigurationError("checkpoints: expected none on simulated ranks, whose states are of one rank")
+        expected = "expected none on simulated ranks, whose state is that of several"
+        raise ConfigurationError(f"checkpoints: {expected}")
     for number, phase in enumerate(config.phases):
         if phase.round_seconds is not None:
             expected = "expected none on simulated ranks, whose time is not simulated"
