@@ -27,7 +27,7 @@ class Speeds:
     ``add``: of the sum of two dense vectors; ``fill``: of a vector of zeros. ``select``: of the vector that
     is accumulated and selected from; ``keep``: of those selected, beside that. ``place``: of a sparse vector
     that goes into a dense one. ``entry``: of a sparse vector that is added to others; ``code``: of one that
-    is encoded and decoded, by ``wire``.
+    is encoded and decoded, by ``wire``. ``start``: seconds of a selection besides its entries.
     """
 
     add: float
@@ -37,6 +37,7 @@ class Speeds:
     place: float
     entry: float
     code: dict[str, float]
+    start: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.code:
@@ -55,7 +56,7 @@ ENTRIES_OF_A_MESSAGE = 24_000
 class Work:
     """What one rank computes: entries of each kind, as in :class:`Speeds`; ``coded`` in the step's codec.
 
-    ``messages``: of entries, that the rank makes.
+    ``messages``: of entries, that the rank makes; ``starts``: of selections.
     """
 
     add: float = 0.0
@@ -66,6 +67,7 @@ class Work:
     entry: float = 0.0
     coded: float = 0.0
     messages: float = 0.0
+    starts: float = 0.0
 
     @classmethod
     def selecting(cls, size: float, k: float) -> "Work":
@@ -88,6 +90,7 @@ class Work:
             + self.place * speeds.place
             + (self.entry + self.messages * ENTRIES_OF_A_MESSAGE) * speeds.entry
             + self.coded * speeds.code.get(wire, 0.0)
+            + self.starts * speeds.start
         )
 
 
@@ -369,7 +372,7 @@ class Step:
 
     def selecting(self, size: float, k: float) -> Work:
         """Return the work to select; a decay of the residual takes one more pass."""
-        return Work.selecting(size, k) + Work(add=size * self.decays)
+        return Work.selecting(size, k) + Work(add=size * self.decays, starts=1)
 
     @property
     def decays(self) -> bool:

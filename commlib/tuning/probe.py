@@ -199,10 +199,12 @@ class Gradients:
 
 MESSAGE_BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 21, 1 << 23)
 INCAST_BYTES = 1 << 19
+HOPS = 8  # short messages one after the other
 BURST = 16  # messages of a rank at once, when the gap between them is measured
 RUNS, WARM_UP_RUNS = 11, 2
 SHORTEST_SECONDS = 1e-9  # that a clock can measure
 KERNEL_SIZE, KERNEL_DENSITIES = 1 << 23, (0.01, 0.001)
+PARTS = 8  # of the vector of kernels, one of which shows what a selection takes besides its entries
 ADDED_UP = 4  # vectors, when the speed of adding up sparse ones is measured
 
 
@@ -243,26 +245,30 @@ def _link(world: Communicator, comm: Communicator, sharing: int) -> Link | None:
     """Return the link within ``comm``, through which ``sharing`` ranks send at the same time.
 
     α and β: the least squares of the relative errors over messages of different lengths, where each rank
-    sends one to the next and receives one (gTop-k measures them with such ping-pongs). The gap: of several
-    short messages at once. What α is longer than that of two ranks alone, which send one to and fro, is
-    waiting for processors. ``None`` where no rank has others.
+    sends one to the next and receives one (gTop-k measures them with such ping-pongs). The shortest are
+    sent in a chain, as in a ring: ranks that begin at different times wait once for each other. The gap: of
+    several short messages at once. What α is longer than that of two ranks alone, which send one to and fro,
+    is waiting for processors. ``None`` where no rank has others.
     """
     sizes = world.allgather_ints([comm.size])[:, 0]
     if sizes.max() == 1:
         return None
     first = int(np.flatnonzero(sizes > 1)[0])
     pair = comm.size > 1 and int(comm.allgather_ints([world.rank])[0, 0]) == first
-    terms, seconds = [], []
+    terms, seconds, short = [], [], MESSAGE_BYTES[0]
     for length in MESSAGE_BYTES:
         outgoing, incoming = world.arrays.zeros((2, length), np.uint8)
-        seconds.append(slowest(world, lambda: _shift(comm, outgoing, incoming)))  # noqa: B023 - called at once
-        terms.append([1.0, sharing * length])
+        if length == short:  # ranks that share a card take turns after the first message
+            seconds.append(_chain(world, comm, outgoing, incoming))
+            terms.append([1.0, (1 + (sharing - 1) / HOPS) * length])
+        else:
+            seconds.append(slowest(world, lambda: _shift(comm, outgoing, incoming)))  # noqa: B023 - called at once
+            terms.append([1.0, sharing * length])
     rows = np.array(terms) / np.maximum(seconds, SHORTEST_SECONDS)[:, None]
     found = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)[0]
     alpha, beta = np.maximum(found, 0.0).tolist()
-    short = MESSAGE_BYTES[0]
     outgoing, incoming = world.arrays.zeros((2, BURST * short), np.uint8)
-    burst = slowest(world, lambda: _shift(comm, outgoing, incoming, short))
+    burst = _chain(world, comm, outgoing, incoming, short)
     gap = (burst - seconds[0]) / (BURST - 1)
     alone = slowest(world, lambda: _to_and_fro(comm, outgoing[:short]) if pair else None) / 2
     busy = min(alpha - (alone - short * beta), alpha)
@@ -280,6 +286,13 @@ def _incast(topology: Topology, inter: Link) -> float:
 
 
 Bytes = npt.NDArray[np.uint8]
+
+
+def _chain(
+    world: Communicator, comm: Communicator, outgoing: Bytes, incoming: Bytes, length: int | None = None
+) -> float:
+    """Return the seconds of one of ``HOPS`` shifts, one after the other."""
+    return slowest(world, lambda: [_shift(comm, outgoing, incoming, length) for _ in range(HOPS)]) / HOPS
 
 
 def _shift(comm: Communicator, outgoing: Bytes, incoming: Bytes, length: int | None = None) -> None:
@@ -329,10 +342,13 @@ def _speeds(world: Communicator) -> Speeds:
 
     selecting = {k: seconds(lambda: selector.select_sum(gradient, residual, k, out)) for k in (many, few)}  # noqa: B023
     keep = max(0.0, (selecting[many] - selecting[few]) / (many - few))
+    part, least = slice(size // PARTS), few // PARTS
+    start = seconds(lambda: selector.select_sum(gradient[part], residual[part], least, out[part]))
+    start = max(0.0, start - selecting[few] / PARTS) * PARTS / (PARTS - 1)
     return Speeds(
         add=seconds(lambda: np.add(gradient, residual, out=out)) / size,
         fill=seconds(lambda: zeros(size, arrays)) / size,
-        select=max(0.0, selecting[few] - few * keep) / size,
+        select=max(0.0, selecting[few] - few * keep - start) / size,
         keep=keep,
         place=seconds(lambda: selected[0].subtract_from(out)) / many,
         entry=seconds(lambda: kernels.sum_sparse(selected)) / (ADDED_UP * many),
@@ -340,4 +356,5 @@ def _speeds(world: Communicator) -> Speeds:
             wire: seconds(lambda: codec.decode(codec.encode(selected[0]), size)) / many  # noqa: B023
             for wire, codec in ((wire, kernels.make_codec(wire)) for wire in WIRES)
         },
+        start=start,
     )

@@ -8,7 +8,7 @@ import pytest
 from commlib import Topology
 from commlib.exchange import BucketExchange
 from commlib.reducers.report import Stopwatch
-from commlib.rounds import OuterSgd, Pace, Rounds, Schedule
+from commlib.rounds import Pace, Schedule
 from commlib.transport import simulated
 from tests.extent import more
 from tests.gpu.test_training import batch_of
@@ -17,8 +17,9 @@ from tests.training.refusal import refused
 from tests.training.replicas import Replica, replica_of
 from tests.training.small import crash_after, metrics_of, phase, records_of, trainer
 from tests.training.stored import newest, save_whole
+from tests.training.streamed import DILOCO, Course, on_ranks, transcribed
 from tests.training.test_local_steps import _small_model, config_of, flat, state_of  # noqa: F401 - a fixture
-from tests.training.test_rounds import CASES, RATE, SIZE, START, Vector, loss_of
+from tests.training.test_rounds import CASES, START
 from tests.training.test_stages import Clock
 from tests.training.test_streaming_runs import pace as pace_of
 from training.checkpoint.folders import Checkpoints
@@ -30,109 +31,14 @@ from training.results import LoopSeconds
 BUCKETS = [9, 11, 16, 4, 20]  # of which each fragment has some
 BOUNDS = {1: [0, 60], 2: [0, 36, 60], 3: [0, 20, 40, 60]}
 SECONDS = 2.5
-DILOCO = {"rate": 0.7, "momentum": 0.9, "nesterov": True}
 
 
-def drawn(seed, ranks, steps):
-    """Return the seconds and the samples of each step of each rank."""
+def course(seed, schedule, steps, outer):
+    """Return what three ranks do, of which each is twice as fast or slow as another."""
     random = np.random.default_rng(seed)
-    return random.uniform(0.2, 1.5, (ranks, steps)) * [[1], [2], [0.5]], random.integers(1, 9, (ranks, steps))
-
-
-def trained(comm, seed, schedule, steps, outer, case=("dense", {}), *, overlap=False):
-    """Return weights after each step, if it was taken, all differences as they weigh, and the residual."""
-    curvatures, minima = (each.astype(np.float32) for each in loss_of(comm.rank))
-    seconds, samples = (each[comm.rank] for each in drawn(seed, comm.size, steps))
-    bounds = BOUNDS[schedule.fragments]
-    exchange = BucketExchange(Topology(comm), BUCKETS, {"name": case[0], **case[1]}, overlap=overlap)
-    weights, pace, given = Vector(START), Pace(exchange.slices, SECONDS), np.zeros(SIZE)
-    under_way = []
-
-    def submit(fragment, difference):
-        under_way.append(difference)
-        exchange.submit_part(fragment, difference, pace.leaves(fragment))
-
-    def wait(fragment):
-        mean, report = exchange.wait()
-        given[fragment] += under_way.pop()  # which the exchange has scaled
-        return mean[fragment], report
-
-    update = OuterSgd(outer.rate, outer.momentum, nesterov=outer.nesterov)
-    rounds = Rounds(update, submit, wait, mixing=outer.own_share, eager=outer.update == "eager")
-    seen, taken = [], []
-    for step in range(1, steps + 1):
-        if rounds.common is None:
-            rounds.begin(weights.read())
-        taken.append(not pace.is_over)
-        if taken[-1]:
-            weights.values -= np.float32(RATE) * curvatures * (weights.values - minima)
-            pace.took(seconds[step - 1], int(samples[step - 1]))
-        number = schedule.leaving(step)
-        fragment = None if number is None else slice(*bounds[number : number + 2])
-        fragment = slice(0, SIZE) if step == steps else fragment
-        rounds.end_step(weights, fragment, arrives=schedule.arrives(step) or step == steps)
-        seen.append(weights.read())
-    residual = exchange.residual
-    exchange.close()
-    return np.array(seen), taken, given, residual
-
-
-def on_ranks(*arguments, **others):
-    return simulated.run(lambda comm: trained(comm, *arguments, **others), 3, [2, 1])
-
-
-def transcribed(seed, schedule, steps, outer, ranks=3):
-    """Return the weights of each replica after each step, and who took it, in float64, by the formulas."""
-    H, F, tau = schedule.steps, schedule.fragments, schedule.delay
-    seconds, samples = drawn(seed, ranks, steps)
-    parts = [slice(*each) for each in zip(BOUNDS[F][:-1], BOUNDS[F][1:], strict=True)]
-    losses = [loss_of(rank) for rank in range(ranks)]
-    theta, velocity = START.astype(np.float64), np.zeros(SIZE)
-    w = [theta.copy() for _ in range(ranks)]
-    spent, n = np.zeros(ranks), np.zeros((ranks, F))
-    sent, guess, seen, taken = {}, {}, [], []
-
-    def outer_step(p, mean, v):
-        v = outer.momentum * v + mean
-        return theta[p] - outer.rate * (mean + outer.momentum * v if outer.nesterov else v), v
-
-    def leave(number):
-        p = parts[number]
-        sent[number] = [theta[p] - w[r][p] for r in range(ranks)], n[:, number].copy()
-        n[:, number] = 0
-        for r in range(ranks):
-            if outer.update == "eager":
-                guess[r], _ = outer_step(p, theta[p] - w[r][p], velocity[p])
-                w[r][p] = guess[r]
-
-    def arrive(number, mixes):
-        p, (differences, own) = parts[number], sent.pop(number)
-        mean = sum(share * each for share, each in zip(own, differences, strict=True)) / own.sum()
-        theta[p], velocity[p] = outer_step(p, mean, velocity[p])
-        for r in range(ranks):
-            if mixes and outer.update == "eager":
-                w[r][p] += theta[p] - guess[r]
-            else:
-                alpha = outer.own_share if mixes else 0.0
-                w[r][p] = alpha * w[r][p] + (1 - alpha) * theta[p]
-
-    for t in range(1, steps + 1):
-        taken.append(spent < SECONDS)
-        for r in np.flatnonzero(taken[-1]):
-            w[r] -= RATE * losses[r][0] * (w[r] - losses[r][1])
-            spent[r] += seconds[r, t - 1]
-            n[r] += samples[r, t - 1]
-        for number in list(sent):
-            if t == steps or (t - tau - number * H // F) % H == 0:
-                arrive(number, mixes=True)
-        for number in range(F):
-            if t == steps or (t >= H // F and (t - number * H // F) % H == 0):
-                leave(number)
-                spent[:] = 0
-                if t == steps or not tau:
-                    arrive(number, mixes=t < steps)
-        seen.append(np.array(w))
-    return np.array(seen), np.array(taken)
+    seconds = random.uniform(0.2, 1.5, (3, steps)) * [[1], [2], [0.5]]
+    samples, bounds = random.integers(1, 9, (3, steps)), BOUNDS[schedule.fragments]
+    return Course(schedule, steps, outer, bounds, BUCKETS, seconds, samples, SECONDS)
 
 
 SCHEDULES = [
@@ -147,33 +53,34 @@ SCHEDULES = [
 @pytest.mark.parametrize(("schedule", "steps", "outer"), SCHEDULES)
 @pytest.mark.parametrize("seed", [0, *more(*range(1, 8))])
 def test_weights_are_those_of_the_formulas_in_float64(schedule, steps, outer, seed):
-    seen = on_ranks(seed, schedule, steps, outer)
-    expected, taken = transcribed(seed, schedule, steps, outer)
-    assert np.array([rank[1] for rank in seen]).T.tolist() == taken.tolist()
+    seen = on_ranks(3, course(seed, schedule, steps, outer))
+    expected, taken = transcribed(3, course(seed, schedule, steps, outer))
+    assert np.array([rank.taken for rank in seen]).T.tolist() == taken.tolist()
     assert taken.any(axis=0).all()
     assert not taken[:, 1].all()  # the slow rank has passed over some
     assert taken[:: schedule.interval].all()  # the first after an exchange
-    found = np.array([rank[0] for rank in seen]).swapaxes(0, 1)
+    found = np.array([rank.weights for rank in seen]).swapaxes(0, 1)
     # float32 rounding of some tens of steps, which momentum adds up
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
-    assert len({rank[0][-1].tobytes() for rank in seen}) == 1
+    assert len({rank.weights[-1].tobytes() for rank in seen}) == 1
 
 
 @pytest.mark.parametrize("case", ["dense", "hitopk", "oktopk", *more("gtopk", "torus2d", "dense, four bits")])
 def test_nothing_is_lost_of_the_differences_as_they_weigh(case):
-    seen = on_ranks(3, Schedule(8, 2, 1), 27, Outer(fragments=2, delay=1), CASES[case])
-    moved = START.astype(np.float64) - seen[0][0][-1]
-    held_back = sum(rank[3].astype(np.float64) for rank in seen)
+    seen = on_ranks(3, course(3, Schedule(8, 2, 1), 27, Outer(fragments=2, delay=1)), CASES[case])
+    moved = START.astype(np.float64) - seen[0].weights[-1]
+    given = np.sum([rank.differences for rank in seen], axis=(0, 1), dtype=np.float64)
+    held_back = np.sum([rank.residual for rank in seen], axis=0, dtype=np.float64)
     # float32 rounding of sums of some tens of differences, each below 10
-    np.testing.assert_allclose(3 * moved + held_back, sum(rank[2] for rank in seen), atol=2e-4)
+    np.testing.assert_allclose(3 * moved + held_back, given, atol=2e-4)
 
 
 @pytest.mark.parametrize("case", ["hitopk", *more("dense", "oktopk")])
 def test_a_thread_gives_the_bits_of_the_same_run_without_one(case):
-    given = 5, Schedule(12, 3, 2), 31, Outer(fragments=3, delay=2, **DILOCO), CASES[case]
+    given = 3, course(5, Schedule(12, 3, 2), 31, Outer(fragments=3, delay=2, **DILOCO)), CASES[case]
     for plain, threaded in zip(on_ranks(*given), on_ranks(*given, overlap=True), strict=True):
-        assert plain[0].tobytes() == threaded[0].tobytes()
-        assert plain[3].tobytes() == threaded[3].tobytes()
+        assert np.array(plain.weights).tobytes() == np.array(threaded.weights).tobytes()
+        assert plain.residual.tobytes() == threaded.residual.tobytes()
 
 
 @pytest.mark.parametrize(

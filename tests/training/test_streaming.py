@@ -1,7 +1,6 @@
 """Streaming DiLoCo on quadratic losses: fragments in turns, and exchanges under way while replicas go on."""
 
 import math
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 import keras
@@ -11,73 +10,20 @@ import pytest
 from benchmarks.shapes import SHAPES
 from commlib import InvalidArgument, Topology
 from commlib.exchange import BucketExchange, pieces_of
-from commlib.rounds import OuterSgd, Rounds, Schedule, fragment_bounds
+from commlib.rounds import Schedule, fragment_bounds
 from commlib.topology import LinkBytes
 from commlib.transport import simulated
 from tests.extent import more
-from tests.training.test_rounds import CASES, RATE, SIZE, START, Vector, loss_of
+from tests.training.streamed import DILOCO, Course, on_ranks, transcribed
+from tests.training.test_rounds import CASES, RATE, SIZE, START, loss_of
 from training.config.records import Outer
 from training.models import MODELS
 
 VARIABLES = [(7,), (), (5, 4), (2, 3, 2), (3,), (17,)]
-ALL = slice(0, SIZE)
-DILOCO = {"rate": 0.7, "momentum": 0.9, "nesterov": True}
 
 
-@dataclass
-class Seen:
-    """What a rank sees: its weights and the report after each step, its differences, what it holds back."""
-
-    weights: list = field(default_factory=list)
-    reports: list = field(default_factory=list)
-    differences: list = field(default_factory=list)
-    residual: object = None
-    threads: bool = False
-
-
-def trained(comm, schedule, steps, outer, case=("dense", {}), *, overlap=False, failed=None):
-    """Take ``steps`` steps of gradient descent, after the last of which all fragments are exchanged.
-
-    ``failed``: a rank, and the step of which it has a gradient that is not finite.
-    """
-    curvatures, minima = (each.astype(np.float32) for each in loss_of(comm.rank))
-    bounds = fragment_bounds(VARIABLES, schedule.fragments)
-    fragments, (name, options) = [slice(*each) for each in pairwise(bounds)], case
-    sizes = [high - low for low, high in pairwise(bounds)]
-    exchange = BucketExchange(Topology(comm), sizes, {"name": name, **options}, overlap=overlap)
-    weights, seen = Vector(START), Seen(threads=exchange.overlaps)
-
-    def submit(fragment, difference):
-        own = np.zeros(SIZE, np.float32)
-        own[fragment] = difference
-        seen.differences.append(own)
-        exchange.submit_part(fragment, difference)
-
-    def wait(fragment):
-        mean, report = exchange.wait()
-        return mean[fragment], report
-
-    update = OuterSgd(outer.rate, outer.momentum, nesterov=outer.nesterov)
-    rounds = Rounds(update, submit, wait, mixing=outer.own_share, eager=outer.update == "eager")
-    for step in range(1, steps + 1):
-        if rounds.common is None:
-            rounds.begin(weights.read())
-        rounds.failed |= failed == (comm.rank, step)
-        if not rounds.failed:
-            weights.values -= np.float32(RATE) * curvatures * (weights.values - minima)
-        leaving = schedule.leaving(step)
-        fragment = ALL if step == steps else None if leaving is None else fragments[leaving]
-        report = rounds.end_step(weights, fragment, arrives=schedule.arrives(step) or step == steps)
-        seen.weights.append(weights.read())
-        seen.reports.append(report)
-    seen.residual = exchange.residual
-    exchange.close()
-    return seen
-
-
-def on_ranks(ranks, *arguments, **others):
-    layout = [2] * (ranks // 2) + [1] * (ranks % 2)
-    return simulated.run(lambda comm: trained(comm, *arguments, **others), ranks, layout)
+def course(schedule, steps, outer):
+    return Course(schedule, steps, outer, fragment_bounds(VARIABLES, schedule.fragments))
 
 
 def drawn(seed):
@@ -96,62 +42,6 @@ def drawn(seed):
     return schedule, int(random.integers(1, 3 * schedule.steps + 2)), outer
 
 
-# --------------------------------------------------------------------- a transcription of the algorithm
-
-
-def transcribed(ranks, schedule, steps, outer):
-    """Return the weights of each replica after each step, in float64, by the paper's algorithm 2."""
-    H, F, tau = schedule.steps, schedule.fragments, schedule.delay
-    bounds = fragment_bounds(VARIABLES, F)
-    losses = [loss_of(rank) for rank in range(ranks)]
-    theta = START.astype(np.float64)
-    velocity = np.zeros(SIZE)
-    w = [theta.copy() for _ in range(ranks)]
-    sent, guess, seen = {}, {}, []
-
-    def outer_step(p, mean, velocity):
-        velocity = outer.momentum * velocity + mean
-        update = mean + outer.momentum * velocity if outer.nesterov else velocity
-        return theta[p] - outer.rate * update, velocity
-
-    def arrive(p, mixes):
-        mean = np.mean(sent.pop((p.start, p.stop)), axis=0)
-        theta[p], velocity[p] = outer_step(p, mean, velocity[p])
-        for r in range(ranks):
-            if mixes and outer.update == "eager":
-                w[r][p] += theta[p] - guess[r]
-            else:
-                alpha = outer.own_share if mixes else 0.0
-                w[r][p] = alpha * w[r][p] + (1 - alpha) * theta[p]
-
-    def leave(p):
-        sent[p.start, p.stop] = [theta[p] - w[r][p] for r in range(ranks)]
-        for r in range(ranks):
-            if outer.update == "eager":
-                guess[r], _ = outer_step(p, theta[p] - w[r][p], velocity[p])
-                w[r][p] = guess[r]
-
-    for t in range(1, steps + 1):
-        for r, (curvature, minimum) in enumerate(losses):
-            w[r] -= RATE * curvature * (w[r] - minimum)
-        for number, (low, high) in enumerate(pairwise(bounds)):
-            p = slice(low, high)
-            if tau and t > tau and (t - tau - number * H // F) % H == 0 and (low, high) in sent:
-                arrive(p, mixes=True)
-        if t == steps:
-            for low, high in [each for each in sent]:
-                arrive(slice(low, high), mixes=True)
-            leave(slice(0, SIZE))
-            arrive(slice(0, SIZE), mixes=False)
-        for number, (low, high) in enumerate(pairwise(bounds)):
-            if t < steps and (t - number * H // F) % H == 0:
-                leave(slice(low, high))
-                if not tau:
-                    arrive(slice(low, high), mixes=True)
-        seen.append(np.array(w))
-    return np.array(seen)
-
-
 SCHEDULES = [
     (Schedule(6, 2, 0), 20, Outer(fragments=2, **DILOCO)),
     (Schedule(6, 3, 1), 25, Outer(fragments=3, delay=1, **DILOCO)),
@@ -165,8 +55,8 @@ SCHEDULES = [
 
 @pytest.mark.parametrize(("schedule", "steps", "outer"), SCHEDULES)
 def test_weights_are_those_of_the_algorithm_written_down_in_float64(schedule, steps, outer):
-    seen = on_ranks(3, schedule, steps, outer)
-    expected = transcribed(3, schedule, steps, outer)
+    seen = on_ranks(3, course(schedule, steps, outer))
+    expected, _ = transcribed(3, course(schedule, steps, outer))
     found = np.array([rank.weights for rank in seen]).swapaxes(0, 1)
     # float32 rounding of some tens of steps, which momentum adds up
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
@@ -195,7 +85,7 @@ def test_one_fragment_without_a_delay_is_diloco_to_the_bit(outer):
         return common.tobytes(), exchange.residual.tobytes()
 
     expected = simulated.run(diloco, 3, [2, 1])
-    seen = on_ranks(3, Schedule(5), 20, outer, ("hitopk", {"density": 0.2}))
+    seen = on_ranks(3, course(Schedule(5), 20, outer), ("hitopk", {"density": 0.2}))
     assert [(rank.weights[-1].tobytes(), rank.residual.tobytes()) for rank in seen] == expected
 
 
@@ -206,7 +96,7 @@ def test_one_fragment_without_a_delay_is_diloco_to_the_bit(outer):
 def test_no_difference_is_lost(case):
     """At rate 1 the common weights move by the means: with the residuals they are all differences."""
     schedule, outer = Schedule(8, 4, 1), Outer(fragments=4, delay=1)
-    seen = on_ranks(3, schedule, 27, outer, CASES[case])
+    seen = on_ranks(3, course(schedule, 27, outer), CASES[case])
     moved = START.astype(np.float64) - seen[0].weights[-1]
     given = np.sum([rank.differences for rank in seen], axis=(0, 1), dtype=np.float64)
     held_back = np.sum([rank.residual for rank in seen], axis=0, dtype=np.float64)
@@ -218,8 +108,8 @@ def test_no_difference_is_lost(case):
 @pytest.mark.parametrize("case", ["dense", "hitopk", "oktopk", "sparseloco"])
 @pytest.mark.parametrize("seed", [0, 1, 5, *more(*range(20, 40))])
 def test_a_thread_gives_the_bits_of_the_same_run_without_one(case, seed):
-    schedule, steps, outer = drawn(seed)
-    runs = [on_ranks(3, schedule, steps, outer, CASES[case], overlap=each) for each in (False, True)]
+    drawn_course = course(*drawn(seed))
+    runs = [on_ranks(3, drawn_course, CASES[case], overlap=each) for each in (False, True)]
     assert [rank.threads for run in runs for rank in run] == [False] * 3 + [True] * 3
     for plain, overlapped in zip(*runs, strict=True):
         assert np.array(plain.weights).tobytes() == np.array(overlapped.weights).tobytes()
@@ -229,7 +119,7 @@ def test_a_thread_gives_the_bits_of_the_same_run_without_one(case, seed):
 
 
 def test_each_exchange_has_the_bytes_of_its_fragment():
-    seen = on_ranks(2, Schedule(6, 3, 1), 12, Outer(fragments=3, delay=1))[0]
+    seen = on_ranks(2, course(Schedule(6, 3, 1), 12, Outer(fragments=3, delay=1)))[0]
     sent = [LinkBytes() if each is None else each.traffic.sent for each in seen.reports]
     bounds = fragment_bounds(VARIABLES, 3)
     sizes = [high - low for low, high in pairwise(bounds)]
@@ -248,7 +138,7 @@ def test_each_exchange_has_the_bytes_of_its_fragment():
 def test_where_a_rank_fails_all_ranks_go_back_to_the_common_weights(outer, failing):
     schedule, case = Schedule(10, 2, 1), ("hitopk", {"density": 0.2})
     outer = outer.model_copy(update={"delay": 1, "fragments": 2, "rate": 0.7, "momentum": 0.9})
-    seen = on_ranks(3, schedule, 16, outer, case, failed=(2, failing))
+    seen = on_ranks(3, course(schedule, 16, outer), case, failed=(2, failing))
     at = 11 if failing <= 10 else 16  # a fragment that has left already arrives, and only the next is skipped
     for rank in seen:
         finite = {step: each.finite for step, each in enumerate(rank.reports, 1) if each is not None}
