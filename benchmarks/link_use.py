@@ -136,6 +136,7 @@ def record_of(cell: str, told: Mapping[str, Any], samples: Sequence[tuple[float,
 def table(records: Sequence[Mapping[str, Any]]) -> str:
     """Return a line for each record."""
     header = ["link", "ranks", "variant", "ms a step", "kB in any 100 ms at most", "of the exchange hidden"]
+    header.append("of the slowest rank's")
     lines = [
         [
             each["case"]["rate"].replace("mbit", " Mbit/s"),
@@ -144,11 +145,18 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
             f"{1e3 * each['seconds']['median'] / each['steps']:.1f}",
             f"{each['peak_bytes'] / 1e3:,.0f}",
             f"{100 * each['hidden_share']:.0f} %",
+            f"{100 * _of_slowest(each):.0f} %",
             f"{100 * each['utilisation']:.0f} %",
         ]
         for each in records
     ]
     return markdown([*header, "computing, of all time"], lines)
+
+
+def _of_slowest(record: Mapping[str, Any]) -> float:
+    """Return the share of exchanges that was hidden on the rank that computes the longest."""
+    rank = int(np.argmax(record["computing"]))
+    return float(record["hidden"][rank] / (record["busy"][rank] or 1.0))
 
 
 def draw(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
