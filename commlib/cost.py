@@ -370,9 +370,9 @@ class Step:
         """Return the work to add up the shards of the node's other ranks."""
         return Work(add=self.shard * (self.streams - 1))
 
-    def selecting(self, size: float, k: float) -> Work:
+    def selecting(self, size: float, k: float, starts: float = 1) -> Work:
         """Return the work to select; a decay of the residual takes one more pass."""
-        return Work.selecting(size, k) + Work(add=size * self.decays, starts=1)
+        return Work.selecting(size, k) + Work(add=size * self.decays, starts=starts)
 
     @property
     def decays(self) -> bool:

@@ -63,7 +63,7 @@ def _work(step: Step) -> Work:
     """
     k = step.k
     moved = Work(entry=3 * k, coded=k, messages=step.world.size + 1)
-    work = step.selecting(step.size, k) + moved + step.placing(k) + Work(starts=-1)
+    work = step.selecting(step.size, k, starts=0) + moved + step.placing(k)
     return work if step.codec.lossless else work + Work(entry=3 * k, coded=k, place=3 * k)
 
 

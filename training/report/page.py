@@ -274,14 +274,13 @@ def _explain(axes: Axes, colors: dict[str, str | None]) -> None:
 def rounds(run: Run) -> Figure | None:
     """Return after which steps each fragment is exchanged, in a round of each phase that has several."""
     found = [(phase.number, schedule) for phase in run.phases if (schedule := _schedule(phase))]
-    if not found:
+    if not (found := found[:MOST_NAMED_PHASES]):
         return None
     figure = _figure(2 * WIDTH)
     for axes, (number, schedule) in zip(figure.subplots(1, len(found), squeeze=False)[0], found, strict=True):
-        for step in range(1, schedule.steps + 1):
-            if (fragment := schedule.leaving(step)) is not None:
-                steps = (step, schedule.delay or INSTANT)
-                axes.broken_barh([steps], (fragment + 0.6, 0.8), color=STAGES["inter"], linewidth=0)
+        for turn in range(1, schedule.fragments + 1):
+            steps, fragment = (turn * schedule.interval, schedule.delay or INSTANT), turn % schedule.fragments
+            axes.broken_barh([steps], (fragment + 0.6, 0.8), color=STAGES["inter"], linewidth=0)
         steps_of_delay = f", under way for {schedule.delay} steps" if schedule.delay else ""
         axes.set_title(f"Phase {number + 1}: H = {schedule.steps}{steps_of_delay}", loc="left")
         axes.set_ylim(schedule.fragments + 0.5, 0.5)
