@@ -27,7 +27,7 @@ class Speeds:
     ``add``: of the sum of two dense vectors; ``fill``: of a vector of zeros. ``select``: of the vector that
     is accumulated and selected from; ``keep``: of those selected, beside that. ``place``: of a sparse vector
     that goes into a dense one. ``entry``: of a sparse vector that is added to others; ``code``: of one that
-    is encoded and decoded, by ``wire``. ``start``: seconds of a selection besides its entries.
+    is encoded and decoded, by ``wire``.
     """
 
     add: float
@@ -37,7 +37,6 @@ class Speeds:
     place: float
     entry: float
     code: dict[str, float]
-    start: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.code:
@@ -56,7 +55,7 @@ ENTRIES_OF_A_MESSAGE = 24_000
 class Work:
     """What one rank computes: entries of each kind, as in :class:`Speeds`; ``coded`` in the step's codec.
 
-    ``messages``: of entries, that the rank makes; ``starts``: of selections.
+    ``messages``: of entries, that the rank makes.
     """
 
     add: float = 0.0
@@ -67,7 +66,6 @@ class Work:
     entry: float = 0.0
     coded: float = 0.0
     messages: float = 0.0
-    starts: float = 0.0
 
     @classmethod
     def selecting(cls, size: float, k: float) -> "Work":
@@ -90,7 +88,6 @@ class Work:
             + self.place * speeds.place
             + (self.entry + self.messages * ENTRIES_OF_A_MESSAGE) * speeds.entry
             + self.coded * speeds.code.get(wire, 0.0)
-            + self.starts * speeds.start
         )
 
 
@@ -370,9 +367,9 @@ class Step:
         """Return the work to add up the shards of the node's other ranks."""
         return Work(add=self.shard * (self.streams - 1))
 
-    def selecting(self, size: float, k: float, starts: float = 1) -> Work:
+    def selecting(self, size: float, k: float) -> Work:
         """Return the work to select; a decay of the residual takes one more pass."""
-        return Work.selecting(size, k) + Work(add=size * self.decays, starts=starts)
+        return Work.selecting(size, k) + Work(add=size * self.decays)
 
     @property
     def decays(self) -> bool:

@@ -349,11 +349,3 @@ def test_a_residual_that_decays_takes_one_more_pass_over_it(name):
     entries = 10_000 if name in ("hitopk", "hioktopk") else 40_000
     assert decayed.computing - kept.computing == pytest.approx(1e-9 * entries)
     assert decayed.sent == kept.sent
-
-
-@pytest.mark.parametrize("name, starts", [("allgather", 1), ("hitopk", 1), ("oktopk", 0), ("dense", 0)])
-def test_a_selection_of_the_largest_takes_its_start(name, starts):
-    speeds = Speeds(add=0, fill=0, select=0, keep=0, place=0, entry=0, code={"fp32": 0}, start=1e-3)
-    options = {} if name == "dense" else {"density": DENSITY}
-    found = predict(name, layout(8, 4), 40_000, network=NETWORK, speeds=speeds, **options)
-    assert found.computing == pytest.approx(starts * 1e-3)

@@ -57,13 +57,13 @@ def _seconds(step: Step) -> LinkSeconds:
 
 
 def _work(step: Step) -> Work:
-    """Select by a threshold; split, reduce, gather the result, ``k`` entries, and keep what is not in it.
+    """Select; split, reduce, gather the ``k`` entries of the result, and keep what is not in it.
 
     With a lossy codec, the entries that were sent are decoded as well.
     """
     k = step.k
     moved = Work(entry=3 * k, coded=k, messages=step.world.size + 1)
-    work = step.selecting(step.size, k, starts=0) + moved + step.placing(k)
+    work = step.selecting(step.size, k) + moved + step.placing(k)
     return work if step.codec.lossless else work + Work(entry=3 * k, coded=k, place=3 * k)
 
 

@@ -204,7 +204,6 @@ BURST = 16  # messages of a rank at once, when the gap between them is measured
 RUNS, WARM_UP_RUNS = 11, 2
 SHORTEST_SECONDS = 1e-9  # that a clock can measure
 KERNEL_SIZE, KERNEL_DENSITIES = 1 << 23, (0.01, 0.001)
-PARTS = 8  # of the vector of kernels, one of which shows what a selection takes besides its entries
 ADDED_UP = 4  # vectors, when the speed of adding up sparse ones is measured
 
 
@@ -347,13 +346,10 @@ def _speeds(world: Communicator) -> Speeds:
 
     selecting = {k: seconds(lambda: selector.select_sum(gradient, residual, k, out)) for k in (many, few)}  # noqa: B023
     keep = max(0.0, (selecting[many] - selecting[few]) / (many - few))
-    part, least = slice(size // PARTS), few // PARTS
-    start = seconds(lambda: selector.select_sum(gradient[part], residual[part], least, out[part]))
-    start = max(0.0, start - selecting[few] / PARTS) * PARTS / (PARTS - 1)
     return Speeds(
         add=seconds(lambda: np.add(gradient, residual, out=out)) / size,
         fill=seconds(lambda: zeros(size, arrays)) / size,
-        select=max(0.0, selecting[few] - few * keep - start) / size,
+        select=max(0.0, selecting[few] - few * keep) / size,
         keep=keep,
         place=seconds(lambda: selected[0].subtract_from(out)) / many,
         entry=seconds(lambda: kernels.sum_sparse(selected)) / (ADDED_UP * many),
@@ -361,5 +357,4 @@ def _speeds(world: Communicator) -> Speeds:
             wire: seconds(lambda: codec.decode(codec.encode(selected[0]), size)) / many  # noqa: B023
             for wire, codec in ((wire, kernels.make_codec(wire)) for wire in WIRES)
         },
-        start=start,
     )
