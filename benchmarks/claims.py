@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks import convergence, local_steps
 from benchmarks.drawing.pages import Results
-from benchmarks.drawing.tables import markdown
+from benchmarks.drawing.tables import markdown, rate_in_words
 from benchmarks.race import A_STEP, TO_ACCURACY
 from training.bench.record import Record
 
@@ -64,10 +64,8 @@ def _links(case: dict[str, Any]) -> str:
     >>> _links({"rate": "0.2gbit", "ranks_of_nodes": [2, 2, 2, 2]})
     '0.2 Gbit/s, 4 × 2'
     """
-    rate, nodes = case["rate"], case["ranks_of_nodes"]
-    for unit, shown in (("gbit", " Gbit/s"), ("mbit", " Mbit/s")):
-        rate = rate.replace(unit, shown)
-    return f"{rate}, {len(nodes)} × {nodes[0]}"
+    nodes = case["ranks_of_nodes"]
+    return f"{rate_in_words(case['rate'])}, {len(nodes)} × {nodes[0]}"
 
 
 def _cells(subject: str, seconds: float, peer: str, beside: float) -> list[str]:

@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks import race_job
 from benchmarks.drawing.style import PALETTE, docs_picture
-from benchmarks.drawing.tables import markdown
+from benchmarks.drawing.tables import markdown, rate_in_words
 from benchmarks.emulated.nodes import Cluster
 from commlib import Topology
 from training.bench.record import Seconds
@@ -135,11 +135,11 @@ def record_of(cell: str, told: Mapping[str, Any], samples: Sequence[tuple[float,
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
     """Return a line for each record."""
-    header = ["link", "ranks", "variant", "ms a step", "kB in any 100 ms at most", "of the exchange hidden"]
-    header.append("of the slowest rank's")
+    header = ["link", "ranks", "variant", "ms a step", "kB in any 100 ms at most"]
+    shares = ["of the exchange hidden", "of the slowest rank's", "computing, of all time"]
     lines = [
         [
-            each["case"]["rate"].replace("mbit", " Mbit/s"),
+            rate_in_words(each["case"]["rate"]),
             each["case"]["layout"].replace("x", " × "),
             each["case"]["variant"],
             f"{1e3 * each['seconds']['median'] / each['steps']:.1f}",
@@ -150,7 +150,7 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
         ]
         for each in records
     ]
-    return markdown([*header, "computing, of all time"], lines)
+    return markdown([*header, *shares], lines)
 
 
 def _of_slowest(record: Mapping[str, Any]) -> float:

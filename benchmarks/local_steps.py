@@ -27,7 +27,7 @@ from benchmarks import convergence, link_use
 from benchmarks.convergence import Case
 from benchmarks.drawing.pages import rewrite
 from benchmarks.drawing.style import PALETTE, docs_picture
-from benchmarks.drawing.tables import markdown
+from benchmarks.drawing.tables import markdown, rate_in_words
 from benchmarks.jobs import EmulatedCluster, Layout, cluster_until_end, environment, module, ratio
 from benchmarks.race_plan import HOROVOD_RING, RING
 from training.bench.record import Seconds, machine
@@ -438,7 +438,7 @@ def times_page(runs: Runs) -> str:
         parts.append(f"To a test loss of {target}{why}, a perplexity of {exp(target):.0f}:\n")
         for layout, rate in product(plan["layouts"], plan["rates"]):
             if own := on_cluster(records, rate, layout):
-                parts.append(f"{rate.replace('mbit', ' Mbit/s')}, {layout.replace('x', ' × ')}:\n")
+                parts.append(f"{rate_in_words(rate)}, {layout.replace('x', ' × ')}:\n")
                 parts.append(times_table(runs, own, target))
     return "\n".join(parts)
 

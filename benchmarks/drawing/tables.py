@@ -12,6 +12,15 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
 
 
+def rate_in_words(rate: str) -> str:
+    """Return the rate of a link, which is written as for tc.
+
+    >>> rate_in_words("0.2gbit"), rate_in_words("50mbit")
+    ('0.2 Gbit/s', '50 Mbit/s')
+    """
+    return rate.replace("gbit", " Gbit/s").replace("mbit", " Mbit/s")
+
+
 def with_notes(table: Table) -> str:
     """Return a table under its title, the names in the first column as code, its notes below."""
     header = [" ".join(name.split()) for name in table.header]

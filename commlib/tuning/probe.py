@@ -256,18 +256,16 @@ def _link(world: Communicator, comm: Communicator, sharing: int) -> Link | None:
     pair = comm.size > 1 and int(comm.allgather_ints([world.rank])[0, 0]) == first
     terms, seconds, short = [], [], MESSAGE_BYTES[0]
     for length in MESSAGE_BYTES:
+        hops = HOPS if length == short else 1
         outgoing, incoming = world.arrays.zeros((2, length), np.uint8)
-        if length == short:  # ranks that share a card take turns after the first message
-            seconds.append(_chain(world, comm, outgoing, incoming))
-            terms.append([1.0, (1 + (sharing - 1) / HOPS) * length])
-        else:
-            seconds.append(slowest(world, lambda: _shift(comm, outgoing, incoming)))  # noqa: B023 - called at once
-            terms.append([1.0, sharing * length])
+        seconds.append(_chain(world, comm, outgoing, incoming, hops))
+        # ranks that share a card take turns after the first message
+        terms.append([1.0, (1 + (sharing - 1) / hops) * length])
     rows = np.array(terms) / np.maximum(seconds, SHORTEST_SECONDS)[:, None]
     found = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)[0]
     alpha, beta = np.maximum(found, 0.0).tolist()
     outgoing, incoming = world.arrays.zeros((2, BURST * short), np.uint8)
-    burst = _chain(world, comm, outgoing, incoming, short)
+    burst = _chain(world, comm, outgoing, incoming, HOPS, short)
     gap = (burst - seconds[0]) / (BURST - 1)
     alone = slowest(world, lambda: _to_and_fro(comm, outgoing[:short]) if pair else None) / 2
     busy = min(alpha - (alone - short * beta), alpha)
@@ -288,15 +286,20 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def _chain(
-    world: Communicator, comm: Communicator, outgoing: Bytes, incoming: Bytes, length: int | None = None
+    world: Communicator,
+    comm: Communicator,
+    outgoing: Bytes,
+    incoming: Bytes,
+    hops: int,
+    length: int | None = None,
 ) -> float:
-    """Return the seconds of one of ``HOPS`` shifts, one after the other."""
+    """Return the seconds of one of so many shifts, one after the other."""
 
     def chain() -> None:
-        for _ in range(HOPS):
+        for _ in range(hops):
             _shift(comm, outgoing, incoming, length)
 
-    return slowest(world, chain) / HOPS
+    return slowest(world, chain) / hops
 
 
 def _shift(comm: Communicator, outgoing: Bytes, incoming: Bytes, length: int | None = None) -> None:

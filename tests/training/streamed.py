@@ -60,14 +60,17 @@ def trained(comm, course, case=("dense", {}), *, overlap=False, failed=None):
     weights, seen, under_way = Vector(START), Seen(threads=exchange.overlaps), []
 
     def submit(fragment, difference):
+        own = np.zeros(SIZE, np.float32)
+        own[fragment] = difference
+        seen.differences.append(own)
         under_way.append(difference)
         exchange.submit_part(fragment, difference, pace.leaves(fragment))
 
     def wait(fragment):
         mean, report = exchange.wait()
-        own = np.zeros(SIZE, np.float32)
-        own[fragment] = under_way.pop()  # which the exchange has scaled
-        seen.differences.append(own)
+        difference = under_way.pop()
+        if course.limit is not None:  # the exchange has scaled it
+            seen.differences[-1][fragment] = difference
         return mean[fragment], report
 
     update = OuterSgd(outer.rate, outer.momentum, nesterov=outer.nesterov)

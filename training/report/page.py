@@ -279,8 +279,9 @@ def rounds(run: Run) -> Figure | None:
     figure = _figure(2 * WIDTH)
     for axes, (number, schedule) in zip(figure.subplots(1, len(found), squeeze=False)[0], found, strict=True):
         for turn in range(1, schedule.fragments + 1):
-            steps, fragment = (turn * schedule.interval, schedule.delay or INSTANT), turn % schedule.fragments
-            axes.broken_barh([steps], (fragment + 0.6, 0.8), color=STAGES["inter"], linewidth=0)
+            step = turn * schedule.interval
+            fragment, steps = schedule.leaving(step) or 0, schedule.delay or INSTANT
+            axes.broken_barh([(step, steps)], (fragment + 0.6, 0.8), color=STAGES["inter"], linewidth=0)
         steps_of_delay = f", under way for {schedule.delay} steps" if schedule.delay else ""
         axes.set_title(f"Phase {number + 1}: H = {schedule.steps}{steps_of_delay}", loc="left")
         axes.set_ylim(schedule.fragments + 0.5, 0.5)
