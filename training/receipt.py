@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import os
 import re
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,56 +10,20 @@ from typing import Any, TypeVar
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from commlib import __version__
 from commlib.errors import shown
 from training.checkpoint.serialization import check_format, expect_equal, parsed
 from training.config import run_files
 from training.config.reading import parsed_file
 from training.config.run_files import CONFIG, METRICS, RECEIPT, RUN, SUMMARY, object_of
 from training.config.schema import ConfigurationError
+from training.source import Source
 
 FORMAT = 1
-TREE = Path(__file__).parents[1]  # that this module is in: a clone, or where packages are installed
-PATIENCE_SECONDS = 20  # with git
 FILES = (
     *(run_files.RUN, run_files.CONFIG, run_files.METRICS, run_files.SUMMARY, run_files.WEIGHTS),
     *(run_files.DAWNBENCH, run_files.DAWNBENCH_LINES, run_files.MLLOG),
 )
 """The files of a run's folder whose digests are in its receipt."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """The source tree of a process; of a git checkout its ``commit``, and whether a tracked file differs."""
-
-    version: str
-    commit: str | None = None
-    dirty: bool | None = None
-
-
-def source(tree: Path = TREE) -> Source:
-    """Return the source tree of cloudtrain: its commit if it is a git checkout that git may read."""
-    if not (tree / ".git").exists():
-        return Source(__version__)
-    try:
-        commit = _git(tree, "rev-parse", "--verify", "HEAD").strip()
-        changed = _git(tree, "status", "--porcelain", "--untracked-files=no")
-    except (OSError, subprocess.SubprocessError):  # no git, no commit, or a tree that others own
-        return Source(__version__)
-    return Source(__version__, commit, dirty=bool(changed))
-
-
-def _git(tree: Path, *words: str) -> str:
-    # Without the variables that a git hook sets, which name another tree.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    return subprocess.run(
-        ["git", "--no-optional-locks", "-C", str(tree), *words],  # noqa: S607 - that of the user
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE_SECONDS,
-    ).stdout
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from importlib import import_module
 
 import pytest
 
@@ -98,3 +99,7 @@ def test_ranks_of_torchrun_are_refused_with_the_way_to_start_them():
     result = run("env", "WORLD_SIZE=2", "RANK=0", sys.executable, *program)
     assert result.stderr.splitlines()[-1].endswith("cloudtrain launch -np 2 -- python my.py")
     assert "(torchrun?)" in result.stderr
+
+
+def test_the_bench_runs_in_the_environment_of_the_frameworks():
+    assert import_module("benchmarks.torch_ddp").subjects

@@ -16,7 +16,7 @@ from training.bench import record as records
 from training.bench.record import Record, Seconds, WrongResult, alternate
 from training.bench.selection import check_selection
 from training.commands.main import app
-from training.receipt import source
+from training.source import source
 
 TIMES = {"seconds", "peer_seconds", "ratio"}
 KEYS = {"bench", "case", "subject", "peer", "bytes", "machine", "settings", "command"} | TIMES

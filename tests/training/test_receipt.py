@@ -22,13 +22,12 @@ from training.receipt import (
     Process,
     Receipt,
     Recorded,
-    Source,
     _made_by,
     config_digest,
     file_of,
     problems,
-    source,
 )
+from training.source import Source, source
 
 MODEL = "model='tests.training.small:linear'"  # by its path, so that config.yaml can name it
 WORDS = (MODEL, "digest_every=2", "checkpoints={every_steps: 3, every_epochs: null}", "log_every=1")

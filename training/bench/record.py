@@ -27,7 +27,7 @@ from commlib.tuning.probe import processor
 from commlib.vectors import Float32
 from training.commands.printing import Table, times
 from training.process.job import FAILURE, exit_all, log_error
-from training.receipt import source
+from training.source import source
 
 Input = TypeVar("Input")
 Candidate = TypeVar("Candidate")

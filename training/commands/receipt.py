@@ -14,9 +14,10 @@ from training.config.records import Checkpointing
 from training.config.run_files import CONFIG
 from training.process import job
 from training.process.progress import print_line
-from training.receipt import FILES, Receipt, Recorded, digests_of, problems, read_records, source
+from training.receipt import FILES, Receipt, Recorded, digests_of, problems, read_records
 from training.run.data import load_data
 from training.run.parts import import_parts
+from training.source import source
 
 
 def verify(folders: Sequence[Path]) -> int:

@@ -21,10 +21,11 @@ from training.callbacks.digests import digest_of
 from training.config.config import Config
 from training.config.run_files import RECEIPT
 from training.config.secrets import mask
-from training.receipt import FILES, End, Job, Part, Process, Receipt, config_digest, file_of, source
+from training.receipt import FILES, End, Job, Part, Process, Receipt, config_digest, file_of
 from training.results import Ranks
 from training.run.data import Fingerprints
 from training.run_folder import RunFolder, unwritable
+from training.source import source
 
 
 def command() -> str:
