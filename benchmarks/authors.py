@@ -5,6 +5,8 @@ is ``argpartition``, ``where`` is ``flatnonzero``, ``cat`` is ``concatenate``. T
 allocated in each step, are theirs; their timers and counts of bits are left out. Messages go over the
 transport and the rings of this package, on simulated ranks.
 
+``powersgd`` has the rank 4, the largest in its paper: the matrix's rank by density would be 19.
+
 Measured is the processor time of the ranks' threads, the mean of all ranks. Set ``OMP_NUM_THREADS=1``: what a
 BLAS computes in threads of its own is not seen.
 """
@@ -28,6 +30,7 @@ from training.bench.record import WARM_UP_RUNS, Record, Seconds, against_baselin
 
 SIZE = 14_728_266  # VGG-16, which Ok-Topk and SparDL were published with
 STEPS = 7
+OPTIONS = {"powersgd": {"matrix_rank": 4}}
 Entries = tuple[Index, Float32]
 
 
@@ -257,7 +260,7 @@ class PowerSGD(Peer):
 
     def __init__(self, comm: Communicator, size: int, density: float) -> None:
         super().__init__(comm, size, density)
-        (matrix,) = powersgd.matrices_of(size, density, None, None)
+        (matrix,) = powersgd.matrices_of(size, density, OPTIONS["powersgd"]["matrix_rank"], None)
         self.rows, self.columns, self.rank = matrix.rows, matrix.columns, matrix.rank
         self.send_buffer = np.empty(size, np.float32)
         drawn = np.random.default_rng(powersgd.SEED).standard_normal(self.columns * self.rank, np.float32)
@@ -299,7 +302,8 @@ def measure(name: str, gradients: Gradients, density: float, ranks: int, steps: 
     """Return the processor time of a step of a reducer, and of its authors' code on the same gradients."""
 
     def body(comm: Communicator) -> list[list[float]]:
-        reducer = make_reducer(name, Topology(comm, ranks_per_node=1), gradients.size, density=density)
+        options = {"density": density} | OPTIONS.get(name, {})
+        reducer = make_reducer(name, Topology(comm, ranks_per_node=1), gradients.size, **options)
         peer = PEERS[name](comm, gradients.size, density)
         candidates: list[Callable[[Float32], object]] = [reducer.reduce, peer.step]
         samples: list[list[float]] = [[], []]

@@ -39,6 +39,18 @@ def are_finite(bits: Bits) -> bool:
 
 
 @compiled
+def divide(values: Float32, bits: Bits, divisor: int) -> bool:
+    """Divide every value, and return whether all are finite; ``bits``: the same memory as uint32."""
+    finite = True
+    for low in range(0, len(values), STRIDE):
+        some = values[low : low + STRIDE]
+        for i in range(len(some)):
+            some[i] /= np.float32(divisor)
+        finite &= are_finite(bits[low : low + STRIDE])
+    return finite
+
+
+@compiled
 def clear_at(vector: Float32, indices: Index) -> None:
     """Set the entries at ``indices`` to 0."""
     for i in range(len(indices)):

@@ -233,10 +233,12 @@ class SparseVector:
         """Whether no value is a NaN or an infinity."""
         return is_finite(self.values)
 
-    def divided_by(self, divisor: int, out: Float32 | None = None) -> "SparseVector":
-        """Return the vector with every value divided, in float32; the values are in ``out``, or new."""
-        values: Float32 = np.divide(self.values, np.float32(divisor), out=out)
-        return SparseVector.trusted(self.size, self.indices, values)
+    def divide(self, divisor: int) -> bool:
+        """Divide every value in place, in float32; return whether all are finite."""
+        if is_on_gpu(self.values):
+            self.values[...] /= np.float32(divisor)
+            return is_finite(self.values)
+        return bool(entries.divide(self.values, self.values.view(np.uint32), divisor))
 
 
 def is_finite(vector: Float32) -> bool:

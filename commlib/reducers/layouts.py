@@ -61,11 +61,10 @@ class Flat:
         self, reducer: Sender, combined: SparseVector, selected: int, buffer: AnyMeanBuffer
     ) -> Outcome:
         """Return the mean of the sum ``combined``, or none if finite parts add up to an infinity."""
-        if not combined.is_finite:  # all ranks hold the same sum, and find the same
-            return Outcome(None)
         with reducer.measure("combine"):
-            mean = combined.divided_by(reducer.topology.world.size, out=combined.values)
-            written = buffer.scatter([(0, mean)])
+            if not combined.divide(reducer.topology.world.size):  # on all ranks: they hold the same sum
+                return Outcome(None)
+            written = buffer.scatter([(0, combined)])
         return Outcome(written, selected, combined.nnz)
 
 
@@ -124,11 +123,9 @@ class Shards(Flat):
         node, world = reducer.topology.node, reducer.topology.world
         if node.size == 1:
             return super().spread(reducer, combined, selected, buffer)
-        if combined.is_finite:
-            shard = combined.divided_by(world.size, out=combined.values)
-        else:  # on all owners of this shard: all nodes get the NaN
-            shard = non_finite(self.length, reducer.arrays)
-        message = reducer.encode(shard, codec=reducer.lossless)
+        if not combined.divide(world.size):  # on all owners of this shard: all nodes get the NaN
+            combined = non_finite(self.length, reducer.arrays)
+        message = reducer.encode(combined, codec=reducer.lossless)
         with reducer.measure("intra"):
             messages = gather_messages(node, message, reducer.workspace)
         with reducer.measure("combine"):

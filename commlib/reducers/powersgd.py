@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from commlib.arrays import compiled
 from commlib.cost import (
     LENGTH_BYTES,
     Cost,
@@ -27,6 +26,7 @@ from commlib.cost import (
     whole_size,
 )
 from commlib.errors import InvalidArgument
+from commlib.products import add_and_multiply, multiply, multiply_transposed, reconstruct
 from commlib.reducers.messages import gather_doubling
 from commlib.reducers.residual import ResidualOptions, ResidualReducer, State
 from commlib.topology import LinkBytes, Topology
@@ -34,9 +34,9 @@ from commlib.vectors import VALUE_BYTES, Float32, SparseVector, is_finite, non_f
 
 SEED = 0x50_53_47_44  # of the first factors, on all ranks and in all runs
 
-# Measured in a step: the time of two products and a reconstruction, and what each rank of a matrix adds,
-# of that to add two vectors.
-PASSES, COLUMN = 4.0, 0.1
+# Of a step of a million entries: the time of products and reconstruction, and what each rank of a matrix
+# adds, of the time to add two vectors.
+PASSES, COLUMN = 2.0, 0.2
 NEGLIGIBLE = 1e-6  # a direction that is so much shorter than the longest one
 
 Shapes = Sequence[Sequence[int]]
@@ -119,7 +119,7 @@ def _seconds(step: Step) -> LinkSeconds:
 def _work(step: Step) -> Work:
     """Accumulate; two products and the reconstruction."""
     passes = sum((PASSES + COLUMN * each.rank) * each.rows * each.columns for each in _plan(step).matrices)
-    return Work(add=step.size * (2 + step.decays) + passes)
+    return Work(add=step.size * (1 + step.decays) + passes)
 
 
 @dataclass(frozen=True)
@@ -190,18 +190,24 @@ class PowerSGD(ResidualReducer):
 
     def _exchange(self, collected: Float32) -> tuple[SparseVector, int]:
         self.wait_for_comparison()  # ranks of another density have other factors
-        accumulated, plan = self.accumulate(collected), self._plan
-        matrices = [self._matrix(accumulated, each) for each in plan.matrices]
+        residual, accumulated, plan = self._decayed(), self._spare, self._plan
+        first = np.empty(plan.lefts[-1] + plan.dense, np.float32)
         with self.measure("select"):
-            lefts = [matrix @ right.T for matrix, right in zip(matrices, self._rights(), strict=True)]
-            first = np.concatenate([*(left.ravel() for left in lefts), accumulated[self._dense]])
+            for each, left, right in zip(plan.matrices, self._lefts(first), self._rights(), strict=True):
+                own = slice(each.low, each.low + each.rows * each.columns)
+                add_and_multiply(collected[own], residual[own], right, accumulated[own], left)
+            first[plan.lefts[-1] :] = collected[self._dense] + residual[self._dense]
+            accumulated[self._dense] = first[plan.lefts[-1] :]
         summed = self.all_reduce(first)
         if not is_finite(summed):
             return non_finite(self.length, self.arrays), 0
         dense = summed[plan.lefts[-1] :].copy()
         lefts = self._orthonormal(summed)
         with self.measure("select"):
-            rights = [(left.T @ matrix).ravel() for left, matrix in zip(lefts, matrices, strict=True)]
+            pairs = zip(lefts, plan.matrices, strict=True)
+            rights = [
+                multiply_transposed(left, self._matrix(accumulated, each)).ravel() for left, each in pairs
+            ]
         total = self.all_reduce(np.concatenate([np.empty(0, np.float32), *rights]))
         latest = total / np.float32(self.comm.size)
         for right, drawn in zip(self._rights(latest), self._rights(self._drawn), strict=True):
@@ -216,6 +222,11 @@ class PowerSGD(ResidualReducer):
         low, rows, columns, _ = matrix
         return vector[low : low + rows * columns].reshape(rows, columns)
 
+    def _lefts(self, factors: Float32) -> list[Float32]:
+        """Return the left factors, a column for each rank."""
+        parts = zip(pairwise(self._plan.lefts), self._plan.matrices, strict=True)
+        return [factors[low:high].reshape(each.rows, each.rank) for (low, high), each in parts]
+
     def _rights(self, factors: Float32 | None = None) -> list[Float32]:
         """Return the right factors, those of the latest step or the given ones, a row for each rank."""
         plan, factors = self._plan, self.state.right if factors is None else factors
@@ -224,9 +235,7 @@ class PowerSGD(ResidualReducer):
 
     def _orthonormal(self, summed: Float32) -> list[Float32]:
         """Return the left factors with orthonormal columns; zeros for those that depend on the others."""
-        plan, comm = self._plan, self.comm
-        parts = zip(pairwise(plan.lefts), plan.matrices, strict=True)
-        lefts = [summed[low:high].reshape(each.rows, each.rank) for (low, high), each in parts]
+        comm, lefts = self.comm, self._lefts(summed)
         with self.measure("combine"):
             own = [_basis(left).ravel() for left in lefts[comm.rank :: comm.size]]
             message = np.concatenate([np.empty(0, np.float32), *own]).view(np.uint8)
@@ -238,7 +247,7 @@ class PowerSGD(ResidualReducer):
                 bases, start = received.view(np.float32), 0
                 for left, product in zip(lefts[rank :: comm.size], products[rank :: comm.size], strict=True):
                     width = left.shape[1]
-                    _multiply(left, bases[start : start + width**2].reshape(width, width), product)
+                    multiply(left, bases[start : start + width**2].reshape(width, width), product)
                     start += width**2
         return products
 
@@ -247,7 +256,7 @@ class PowerSGD(ResidualReducer):
         result, residual = self.part_of_mean(0, self.length), self._spare
         result[self._dense], residual[self._dense] = dense, 0
         for left, right, matrix in zip(lefts, self._rights(rights), self._plan.matrices, strict=True):
-            _reconstruct(
+            reconstruct(
                 left, right, self._matrix(result, matrix), self._matrix(residual, matrix), self.comm.size
             )
         return result
@@ -267,43 +276,3 @@ def _check_rank(rank: object, shapes: Shapes) -> None:
     if type(rank) is not int or rank < 1 or (largest is not None and rank > largest):
         most = f" to {largest}, the longest side of a matrix" if largest else ""
         raise InvalidArgument(f"matrix_rank: expected a whole number from 1{most}, got {rank!r}")
-
-
-@compiled
-def _multiply(left: Float32, right: Float32, out: Float32) -> None:
-    """Write ``left·right`` to ``out``.
-
-    The order of the sums does not depend on the processor, as a library's may: all ranks get the same bits.
-    """
-    for row in range(len(left)):
-        _multiply_row(left[row], right, out[row])
-
-
-@compiled
-def _reconstruct(left: Float32, right: Float32, out: Float32, residual: Float32, ranks: int) -> None:
-    """Write ``left·right``, a sum of ``ranks``, to ``out``, and subtract the mean from ``residual``."""
-    divisor = np.float32(ranks)
-    for row in range(len(left)):
-        total, rest = out[row], residual[row]
-        _multiply_row(left[row], right, total)
-        for column in range(len(total)):
-            rest[column] -= total[column] / divisor
-
-
-@compiled
-def _multiply_row(factors: Float32, right: Float32, out: Float32) -> None:
-    """Add up rows in order; four at a time, so that ``out`` is read and written less often."""
-    ranks, columns = right.shape
-    first = (ranks - 1) % 4 + 1
-    for column in range(columns):
-        out[column] = factors[0] * right[0, column]
-    for each in range(1, first):
-        for column in range(columns):
-            out[column] += factors[each] * right[each, column]
-    for each in range(first, ranks, 4):
-        a, b, c, d = factors[each], factors[each + 1], factors[each + 2], factors[each + 3]
-        for column in range(columns):
-            total = out[column] + a * right[each, column]
-            total += b * right[each + 1, column]
-            total += c * right[each + 2, column]
-            out[column] = total + d * right[each + 3, column]

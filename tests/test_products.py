@@ -1,0 +1,50 @@
+"""Products of a matrix and a few vectors against NumPy's in float64."""
+
+import numpy as np
+import pytest
+
+from commlib.products import add_and_multiply, multiply, multiply_transposed, reconstruct
+
+SHAPES = [(1, 1, 1), (3, 7, 2), (4, 64, 4), (37, 53, 5), (66, 129, 9)]  # rows, columns, vectors
+
+
+def drawn(rows, columns):
+    return np.random.default_rng([rows, columns]).standard_normal((rows, columns), np.float32)
+
+
+def assert_product(found, left, right):
+    exact = left.astype(float) @ right.astype(float)
+    allowed = (left.shape[1] + 2) * 2.0**-24 * (np.abs(left).astype(float) @ np.abs(right).astype(float))
+    assert found.dtype == np.float32
+    assert (np.abs(found - exact) <= allowed).all()
+
+
+@pytest.mark.parametrize(("rows", "columns", "vectors"), SHAPES)
+def test_products_are_those_of_float64_to_rounding(rows, columns, vectors):
+    matrix, left, right = drawn(rows, columns), drawn(rows, vectors), drawn(vectors, columns)
+    assert_product(multiply_transposed(left, matrix), left.T, matrix)
+    found = np.empty_like(matrix)
+    multiply(left, right, found)
+    assert_product(found, left, right)
+
+
+@pytest.mark.parametrize("lacking", [0, 1, 3])
+@pytest.mark.parametrize(("rows", "columns", "vectors"), SHAPES[1:])
+def test_a_sum_is_written_and_multiplied_in_rows_of_which_the_last_may_be_shorter(
+    rows, columns, vectors, lacking
+):
+    gradient, residual = (drawn(rows, columns).ravel()[: rows * columns - lacking] * each for each in (1, 3))
+    right = drawn(vectors, columns)
+    out, product = np.empty_like(gradient), np.empty((rows, vectors), np.float32)
+    add_and_multiply(gradient, residual, right, out, product)
+    assert out.tobytes() == (gradient + residual).tobytes()
+    padded = np.concatenate([out, np.zeros(lacking, np.float32)]).reshape(rows, columns)
+    assert_product(product, padded, right.T)
+
+
+def test_a_reconstruction_is_written_and_its_mean_subtracted():
+    left, right, residual = drawn(37, 5), drawn(5, 53), drawn(37, 53)
+    out, rest = np.empty_like(residual), residual.copy()
+    reconstruct(left, right, out, rest, 3)
+    assert_product(out, left, right)
+    assert rest.tobytes() == (residual - out / np.float32(3)).tobytes()
