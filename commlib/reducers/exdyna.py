@@ -136,8 +136,8 @@ class ExDyna(ResidualReducer):
         self.state = replace(self.state, threshold=0.0)
 
     def _exchange(self, collected: Float32) -> tuple[SparseVector, int]:
-        self.wait_for_comparison()  # the state says which exchanges follow
         accumulated, comm, is_valid = self._spare, self.comm, self._accumulate(collected)
+        self.wait_for_comparison()  # the state says which exchanges follow
         bounds = self._balanced() if self.options.balance else self.state.bounds
         edges = self._edges[bounds]
         of_ranks = (np.arange(comm.size) + self.state.counted) % comm.size  # the partition of each rank

@@ -189,7 +189,6 @@ class PowerSGD(ResidualReducer):
         self._make_plan()
 
     def _exchange(self, collected: Float32) -> tuple[SparseVector, int]:
-        self.wait_for_comparison()  # ranks of another density have other factors
         residual, accumulated, plan = self._decayed(), self._spare, self._plan
         first = np.empty(plan.lefts[-1] + plan.dense, np.float32)
         with self.measure("select"):
@@ -198,6 +197,7 @@ class PowerSGD(ResidualReducer):
                 add_and_multiply(collected[own], residual[own], right, accumulated[own], left)
             first[plan.lefts[-1] :] = collected[self._dense] + residual[self._dense]
             accumulated[self._dense] = first[plan.lefts[-1] :]
+        self.wait_for_comparison()  # ranks of another density have other factors
         summed = self.all_reduce(first)
         if not is_finite(summed):
             return non_finite(self.length, self.arrays), 0

@@ -80,7 +80,7 @@ def _seconds(step: Step) -> LinkSeconds:
     rounds += [(distance, blocks, final) for distance, blocks in doubling(members)]
     rounds += [(distance * members, blocks, final) for distance, blocks in doubling(step.options["teams"])]
     seconds = sum(step.world.round(each, blocks * (sent + LENGTH_BYTES)) for each, blocks, sent in rounds)
-    return step.after_comparison(seconds)
+    return step.on_slowest_link(seconds)
 
 
 def _work(step: Step) -> Work:
@@ -157,7 +157,6 @@ class SparDL(SparseReducer):
 
     def _exchange(self, collected: Float32) -> tuple[SparseVector, int]:
         self._selector_before = self.selector.state_dict()
-        self.wait_for_comparison()  # density and teams say how long messages may be
         self._overwritten, residual = [[] for _ in self._bounds], self._decayed()
         parts = [(collected[low:high], residual[low:high]) for low, high in self._bounds]
         self._summands = dict(enumerate(parts))
