@@ -124,7 +124,7 @@ class ResidualReducer(Reducer):
         collected = self.layout.collect(self, gradient)
         if self.length or not self.needs_entries:
             combined, selected = self._exchange(collected)
-        else:
+        if self.needs_entries:  # ranks without a shard wait here: the others, too, before the node's exchange
             self.wait_for_comparison()
         self._buffer = None
         outcome = self.layout.spread(self, combined, selected, buffer)

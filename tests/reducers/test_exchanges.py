@@ -254,15 +254,23 @@ def test_dense_takes_as_long_as_a_ring_without_any_agreement():
 
 
 @pytest.mark.parametrize("ranks_per_node", [2, [1, 4], *more([3, 1, 1], 5)], ids=str)
-@pytest.mark.parametrize("name", REDUCERS)
-def test_every_rank_learns_what_one_of_them_has_different(name, ranks_per_node):
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in REDUCERS),
+        ("spardl", {"hierarchical": True}),
+        ("arctopk", {"hierarchical": True}),
+    ],
+    ids=str,
+)
+def test_every_rank_learns_what_one_of_them_has_different(name, options, ranks_per_node):
     """Also where nodes are uneven, and some ranks own no shard: each rank differs in turn."""
 
     def body(comm):
         topology = Topology(comm)
         messages = []
         for other in range(comm.size):
-            reducer = make_reducer(name, topology, 100, **options_of(name, 0.1))
+            reducer = make_reducer(name, topology, 100, **options_of(name, 0.1), **options)
             reducer.reduce(gradient(100, comm.rank, 0))
             if comm.rank == other and reducer.sparse:
                 reducer.set_density(0.4)
