@@ -1,7 +1,7 @@
 """Which reducer is the fastest where, and how sure that is: docs/which.md.
 
-    python -m benchmarks.which --measure    # as root, a quarter of an hour alone: emulated clusters
-    python -m benchmarks.which --predict    # the map, and a part of it on simulated ranks; some minutes
+    python -m benchmarks.which --measure    # as root, half an hour alone: emulated clusters
+    python -m benchmarks.which --predict    # the map, and a part of it on simulated ranks; ten minutes
     python -m benchmarks.which              # the page and its picture, from the last of both
 
 Predicted in closed form, as ``auto`` does without trials: computing as measured on a core for each rank, and
