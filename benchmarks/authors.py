@@ -258,9 +258,9 @@ class PowerSGD(Peer):
     matrix that ``powersgd`` makes of it, and what is left is all-reduced as it is.
     """
 
-    def __init__(self, comm: Communicator, size: int, density: float) -> None:
+    def __init__(self, comm: Communicator, size: int, density: float, matrix_rank: int | None = None) -> None:
         super().__init__(comm, size, density)
-        (matrix,) = powersgd.matrices_of(size, density, OPTIONS["powersgd"]["matrix_rank"], None)
+        (matrix,) = powersgd.matrices_of(size, density, matrix_rank, None)
         self.rows, self.columns, self.rank = matrix.rows, matrix.columns, matrix.rank
         self.send_buffer = np.empty(size, np.float32)
         drawn = np.random.default_rng(powersgd.SEED).standard_normal(self.columns * self.rank, np.float32)
@@ -302,9 +302,9 @@ def measure(name: str, gradients: Gradients, density: float, ranks: int, steps: 
     """Return the processor time of a step of a reducer, and of its authors' code on the same gradients."""
 
     def body(comm: Communicator) -> list[list[float]]:
-        options = {"density": density} | OPTIONS.get(name, {})
-        reducer = make_reducer(name, Topology(comm, ranks_per_node=1), gradients.size, **options)
-        peer = PEERS[name](comm, gradients.size, density)
+        topology, options = Topology(comm, ranks_per_node=1), OPTIONS.get(name, {})
+        reducer = make_reducer(name, topology, gradients.size, density=density, **options)
+        peer = PEERS[name](comm, gradients.size, density, **options)
         candidates: list[Callable[[Float32], object]] = [reducer.reduce, peer.step]
         samples: list[list[float]] = [[], []]
         for number in range(WARM_UP_RUNS + steps):

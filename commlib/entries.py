@@ -39,14 +39,14 @@ def are_finite(bits: Bits) -> bool:
 
 
 @compiled
-def divide(values: Float32, bits: Bits, divisor: int) -> bool:
-    """Divide every value, and return whether all are finite; ``bits``: the same memory as uint32."""
+def divide(values: Float32, divisor: int) -> bool:
+    """Divide every value, and return whether all are finite."""
     finite = True
     for low in range(0, len(values), STRIDE):
         some = values[low : low + STRIDE]
         for i in range(len(some)):
             some[i] /= np.float32(divisor)
-        finite &= are_finite(bits[low : low + STRIDE])
+        finite &= are_finite(some.view(np.uint32))
     return finite
 
 

@@ -238,7 +238,7 @@ class SparseVector:
         if is_on_gpu(self.values):
             self.values[...] /= np.float32(divisor)
             return is_finite(self.values)
-        return bool(entries.divide(self.values, self.values.view(np.uint32), divisor))
+        return bool(entries.divide(self.values, divisor))
 
 
 def is_finite(vector: Float32) -> bool:

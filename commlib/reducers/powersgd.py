@@ -50,6 +50,11 @@ class Matrix(NamedTuple):
     columns: int
     rank: int
 
+    @property
+    def entries(self) -> slice:
+        """Its entries in the gradient."""
+        return slice(self.low, self.low + self.rows * self.columns)
+
 
 def matrices_of(size: int, density: float, matrix_rank: int | None, shapes: Shapes | None) -> list[Matrix]:
     """Return the matrices of a gradient; what is in none of them stays dense.
@@ -84,8 +89,8 @@ class Plan:
     def dense_indices(self, size: int) -> Any:
         """Return the indices of the entries that are in no matrix."""
         is_dense = np.ones(size, bool)
-        for low, rows, columns, _ in self.matrices:
-            is_dense[low : low + rows * columns] = False
+        for each in self.matrices:
+            is_dense[each.entries] = False
         return np.flatnonzero(is_dense)
 
 
@@ -193,7 +198,7 @@ class PowerSGD(ResidualReducer):
         first = np.empty(plan.lefts[-1] + plan.dense, np.float32)
         with self.measure("select"):
             for each, left, right in zip(plan.matrices, self._lefts(first), self._rights(), strict=True):
-                own = slice(each.low, each.low + each.rows * each.columns)
+                own = each.entries
                 add_and_multiply(collected[own], residual[own], right, accumulated[own], left)
             first[plan.lefts[-1] :] = collected[self._dense] + residual[self._dense]
             accumulated[self._dense] = first[plan.lefts[-1] :]
@@ -219,8 +224,7 @@ class PowerSGD(ResidualReducer):
         return SparseVector.trusted(self.length, None, result), len(first) + len(total)
 
     def _matrix(self, vector: Float32, matrix: Matrix) -> Float32:
-        low, rows, columns, _ = matrix
-        return vector[low : low + rows * columns].reshape(rows, columns)
+        return vector[matrix.entries].reshape(matrix.rows, matrix.columns)
 
     def _lefts(self, factors: Float32) -> list[Float32]:
         """Return the left factors, a column for each rank."""

@@ -308,7 +308,8 @@ def test_two_ranks_tune_and_train_with_what_their_profile_calls_for(tmp_path):
     assert errors(result) == ""
 
     words = (DIGITS, *BRIEF, "reducer=auto", alone_on_nodes, f"profile={path}")
-    Profile(Profile.load(path).job, Network(FAST, SLOW), SPEEDS).save(path)
+    speeds = dataclasses.replace(SPEEDS, add=1e-8)  # which makes a reducer with a wire the fastest
+    Profile(Profile.load(path).job, Network(FAST, SLOW), speeds).save(path)
     result = mpirun(2, "cloudtrain", "train", *words, cwd=tmp_path)
     assert result.returncode == 0, tail(result)
     (folder,) = (tmp_path / "runs").iterdir()
@@ -317,7 +318,7 @@ def test_two_ranks_tune_and_train_with_what_their_profile_calls_for(tmp_path):
     (choice,) = [line for line in lines if line["kind"] == "choice"]
     assert REDUCERS[first["reducer"]["name"]].sparse
     assert (choice["phase"], choice["reducer"]) == (0, first["reducer"]["name"])
-    assert choice["options"].items() <= first["reducer"].items()
+    assert choice["options"]["wire"] == first["reducer"]["wire"]
     assert choice["predicted_seconds"] < choice["predicted_dense_seconds"]
     assert f"phase 1: auto picks {choice['reason']}\n" in result.stdout
     assert second["reducer"]["name"] == "dense"
