@@ -1,332 +1,394 @@
-"""Compare the cost model, the virtual clock and the tuner with measurements on the emulated cluster.
+"""Compare the cost model, the virtual clock and what ``auto`` picks with measurements: docs/validation.md.
 
-    python -m benchmarks.validate --predict     # from benchmarks/results: some minutes of both cores
-    python -m benchmarks.validate               # the tables and pictures of docs/validation.md, from the last
+    python -m benchmarks.validate --measure     # as root, an hour and a half alone: emulated clusters
+    python -m benchmarks.validate --simulate    # a part of it on simulated ranks: some minutes
+    python -m benchmarks.validate               # the tables and the picture, from the last of both
 
-Measured: the records of ``benchmarks.reducers --cluster``. Predicted from the profile that
-``cloudtrain tune`` measured on the same cluster: in closed form, and by the same code on simulated ranks that
-share as many cores. What the tuner picks from that profile is compared with the fastest that was measured.
+On each cluster links and kernels are measured first, as by ``tune``. Then in each case ``auto`` tries a few
+candidates, and all reducers and codecs that it picks from take steps in turns.
 """
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cache
-from itertools import groupby
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass, replace
+from functools import cache, cached_property
+from itertools import accumulate, chain, groupby, pairwise, product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import commlib
 from benchmarks.drawing.pages import rewrite
 from benchmarks.drawing.style import PALETTE, docs_picture
-from benchmarks.drawing.tables import markdown
-from benchmarks.throttled import bytes_per_second
-from commlib import REDUCERS, Communicator, Topology, make_reducer
-from commlib.reducers import reducer_options
+from benchmarks.drawing.tables import markdown, rate_in_words
+from benchmarks.jobs import DEFAULT, Layout, cluster_until_end, environment, module
+from commlib import REDUCERS, Communicator, Network, Topology, make_reducer
 from commlib.transport import simulated
-from commlib.tuning import tuner
-from commlib.tuning.probe import Gradients, Profile
+from commlib.tuning import probe, tuner
+from commlib.tuning.probe import Candidate, Gradients, Profile
+from commlib.tuning.tuner import Case
 from training.bench.record import command, machine
-from training.bench.reducers import NOTHING, WALL, Candidate, interleave
+from training.process.job import as_rank
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE, PICTURES = DOCS / "validation.md", DOCS / "validation"
-SIMULATED = ((1.0, "4 × 2"), (10.0, "4 × 2"))  # Gbit/s and nodes × ranks; all of it would take an hour
-WITHIN = 1.1  # the most that a pick may take, relative to the best
-STEPS = range(1, 3)  # of those on simulated ranks; the one before is a warm-up
-COLORS = (*PALETTE, "#999999", "#8c564b", "#bcbd22")
+RECORDS = PICTURES / "cells.jsonl"  # what ``--measure`` appends
+VIRTUAL = PICTURES / "simulated.jsonl"  # what ``--simulate`` writes
+COLORS = (*PALETTE, "#999999", "#8c564b", "#bcbd22", "#17becf", "#e377c2", "#000000", "#7f7f7f")
+
+SMALL, VGG16 = 1_000_000, 14_728_266
+FEW, ALL = ((SMALL, 0.01),), ((SMALL, 0.01), (SMALL, 0.001), (VGG16, 0.01))  # entries and densities
+LAYOUTS = ("4x1", "4x2", "8x1")
+CELLS = [
+    *product(LAYOUTS, ("1gbit", "200mbit", "10gbit", "500mbit", "5gbit"), (0.0,), (ALL,)),
+    *product(LAYOUTS, ("50mbit", "200mbit"), (20.0,), (FEW,)),
+]
+STEPS, SECONDS = 15, 1.5  # of each candidate, fewer after so many seconds
+AT_ONCE = 80_000_000  # entries of the candidates that take turns: all of them do not fit into memory
+WITHIN = 1.1  # the most that a pick may take, relative to the fastest
 
 
-@dataclass(frozen=True, order=True)
-class Cell:
-    """One case: the rate of the links, ranks on each node, entries, and the share that is selected."""
-
-    gbit: float
-    ranks_of_nodes: tuple[int, ...]
-    size: int
-    density: float
-
-    @property
-    def nodes(self) -> list[range]:
-        """Return the world ranks of every node."""
-        ends = [sum(self.ranks_of_nodes[: node + 1]) for node in range(len(self.ranks_of_nodes))]
-        return [range(end - count, end) for end, count in zip(ends, self.ranks_of_nodes, strict=True)]
-
-    @property
-    def profile(self) -> Profile:
-        """Return the profile of its cluster."""
-        return profiles()[self.gbit, sum(self.ranks_of_nodes)]
-
-    @property
-    def shape(self) -> str:
-        """Return nodes and ranks on each, as ``4 × 2``."""
-        return f"{len(self.ranks_of_nodes)} × {self.ranks_of_nodes[0]}"
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Seconds of one reducer in one cell: measured, and predicted in two ways."""
-
-    cell: Cell
-    subject: str
-    wire: str | None
-    measured: float
-    closed_form: float
-    simulated: float | None
+def on_this_rank(comm: Communicator, cases: Sequence[tuple[int, float]]) -> None:
+    """Measure links and kernels, then all candidates of each case; rank 0 prints what was found."""
+    topology = Topology(comm)
+    profile = probe.measure(topology)
+    found = []
+    for size, density in cases:
+        case = Case(topology.nodes, size, density)
+        trials = tuner.try_out(topology, profile, size, [density]).trials
+        generated = Gradients(size)
+        gradients = [generated.of(comm.rank, step) for step in range(tuner.GRADIENTS)]
+        del generated
+        known, rows = tuner.candidates(between_nodes=max(map(len, case.nodes)) > 1), []
+        together = max(2, AT_ONCE // size)
+        for part in (known[start : start + together] for start in range(0, len(known), together)):
+            taken = tuner.seconds_in_turns(topology, case, part, gradients, steps=STEPS, seconds=SECONDS)
+            rows += [
+                [each.reducer, each.wire, each.options, median(own), tuner.spread(own), len(own)]
+                for each, own in zip(part, taken, strict=True)
+            ]
+        tried = [asdict(each) for each in trials]
+        found.append({"size": size, "density": density, "trials": tried, "steps": rows})
+    if comm.rank == 0:
+        print(json.dumps({"profile": asdict(profile), "cases": found}), flush=True)
 
 
-# ------------------------------------------------------------- measurements
+def measure() -> None:
+    """Measure the cells that are not in the records yet."""
+    done = [each["cell"] for each in records()]
+    with cluster_until_end() as cluster:
+        for layout, rate, delay, cases in CELLS:
+            cell = {"layout": layout, "rate": rate, "delay_ms": delay}
+            if cell in done:
+                continue
+            shape = Layout.of(layout)
+            cluster.up(shape.nodes, rate, delay)
+            words = module("benchmarks.validate", "--on-ranks", json.dumps(cases))
+            (found,) = cluster.objects(
+                shape, words, environment(DEFAULT), 1200.0, f"{layout} {rate} {delay:g} ms"
+            )
+            line = {"cell": cell, **found, "machine": machine(), "command": command()}
+            with RECORDS.open("a") as file:
+                file.write(json.dumps(line) + "\n")
 
 
-def newest(pattern: str) -> list[Path]:
-    """Return the files of the newest date that match ``DATE-pattern``."""
-    files = sorted(RESULTS.glob(f"????-??-??-{pattern}"))
-    return [file for file in files if file.name[:10] == files[-1].name[:10]]
+def records() -> list[dict[str, Any]]:
+    """Return the measured cells."""
+    return [json.loads(line) for line in RECORDS.read_text().splitlines()] if RECORDS.exists() else []
 
 
-def cluster_records() -> list[Path]:
-    """Return the files of records of the day of the newest profiles, which are of the same links."""
-    day = newest("profile-*.json")[0].name[:10]
-    return sorted(RESULTS.glob(f"{day}-cluster*.jsonl"))
+# ---- Simulated ranks ----
+
+SIMULATED = ("1gbit", "10gbit")  # on 4 × 2 ranks, of SMALL entries
 
 
-def gbit(rate: str) -> float:
-    """Return a rate of ``tc`` in Gbit/s."""
-    return bytes_per_second(rate) * 8 / 1e9
-
-
-gradients_of = cache(Gradients)  # those of a size are drawn once
-BenchCandidate = tuple[str, str | None]  # a reducer, and its codec if it takes one
-
-
-@cache
-def runs() -> list[tuple[Cell, dict[BenchCandidate, float]]]:
-    """Return the median seconds of all reducers that one command measured in a cell with a profile.
-
-    Dense reducers are in all cells of their size.
-    """
-    found: dict[tuple[str, Cell], dict[BenchCandidate, float]] = {}
-    records = [json.loads(line) for path in cluster_records() for line in path.read_text().splitlines()]
-    records = [each for each in records if each["bench"] == "reducers" and each["subject"] in REDUCERS]
-    densities = sorted({each["case"]["density"] for each in records} - {None})
-    for each in records:
-        case, subject = each["case"], each["subject"]
-        wire = (case["wire"] or "fp32") if "wire" in reducer_options(subject) else None
-        for density in [case["density"]] if REDUCERS[subject].sparse else densities:
-            cell = Cell(gbit(case["rate"]), tuple(case["ranks_of_nodes"]), case["size"], density)
-            if (cell.gbit, sum(cell.ranks_of_nodes)) in profiles():
-                run = found.setdefault((each["command"], cell), {})
-                run[subject, wire] = each["seconds"]["median"]
-    return [(cell, run) for (_, cell), run in found.items()]
-
-
-@cache
-def measured() -> dict[tuple[Cell, str, str | None], float]:
-    """Return the median seconds of every reducer in every cell, of the last run that measured it."""
-    return {(cell, *candidate): seconds for cell, run in runs() for candidate, seconds in run.items()}
-
-
-@cache
-def profiles() -> dict[tuple[float, int], Profile]:
-    """Return what ``cloudtrain tune`` measured, by the rate of the cluster and its ranks."""
-    paths = newest("profile-*.json")
-    named = {path: path.stem.split("-") for path in paths}
-    return {(gbit(rate), int(ranks)): Profile.load(path) for path, (*_, rate, ranks) in named.items()}
-
-
-# ------------------------------------------------------------- predictions
-
-
-def options_of(cell: Cell, wire: str | None) -> dict[str, Any]:
-    """Return the options of a reducer; a dense one has none."""
-    return {"density": cell.density, "wire": wire} if wire else {}
-
-
-def closed_form(cell: Cell, subject: str, wire: str | None) -> float:
-    """Return the seconds of a step by ``commlib.predict``, computing included."""
-    links = {"network": cell.profile.network, "speeds": cell.profile.speeds}
-    return commlib.predict(subject, cell.nodes, cell.size, **links, **options_of(cell, wire)).seconds
-
-
-def on_simulated_ranks(cell: Cell, subject: str, wire: str | None, cores: int) -> float:
+def on_simulated_ranks(case: Case, network: Network, cores: int) -> dict[Candidate, float]:
     """Return the seconds of a step on the virtual clock, on ranks that share ``cores``."""
+    gradients = Gradients(case.size)
+    lengths = [len(node) for node in case.nodes]
 
-    def body(comm: Communicator) -> float:
-        candidate = Candidate(subject, wire)
-        reducers = {candidate: make_reducer(subject, Topology(comm), cell.size, **options_of(cell, wire))}
-        taken = interleave(comm, reducers, gradients_of(cell.size), STEPS, WALL, unchecked=reducers)
-        return taken[candidate].seconds.median
+    def body(comm: Communicator) -> dict[Candidate, float]:
+        topology, found = Topology(comm), {}
+        for candidate in tuner.candidates(between_nodes=max(lengths) > 1):
+            options = tuner.settings(case, candidate)
+            with make_reducer(candidate.reducer, topology, case.size, **options) as reducer:
+                taken = []
+                for step in range(3):
+                    gradient = gradients.of(comm.rank, step)
+                    comm.barrier()
+                    start = comm.now()
+                    reducer.reduce(gradient)
+                    taken.append(max(comm.allgather_objects(comm.now() - start)))
+            found[candidate] = min(taken[1:])
+        return found
 
-    ranks = list(cell.ranks_of_nodes)
-    return simulated.run(body, sum(ranks), ranks, cell.profile.network, cores=cores)[0]
-
-
-def predict(cores: int) -> Iterator[Comparison]:
-    """Yield every reducer in every cell; simulated with plain values, at the rates of ``SIMULATED``."""
-    for cell, subject, wire in sorted(measured(), key=lambda each: each[:2]):
-        if not REDUCERS[subject].sparse and cell.density != largest_density(cell):
-            continue  # the same measurement as at that density
-        is_simulated = wire in (None, "fp32") and (cell.gbit, cell.shape) in SIMULATED
-        virtual = on_simulated_ranks(cell, subject, wire, cores) if is_simulated else None
-        seconds = measured()[cell, subject, wire]
-        yield Comparison(cell, subject, wire, seconds, closed_form(cell, subject, wire), virtual)
-
-
-def largest_density(cell: Cell) -> float:
-    """Return the largest density that was measured in a cell that is otherwise the same."""
-    return max(row.density for row, _, _ in measured() if replace(row, density=cell.density) == cell)
+    return simulated.run(body, sum(lengths), lengths, network, cores=cores)[0]
 
 
-# ------------------------------------------------------------- picks of the tuner
+def simulate() -> None:
+    """Simulate the cells of ``SIMULATED``."""
+    with VIRTUAL.open("w") as file:
+        for group in groups():
+            rate, small = group.cell["rate"], group.case.size == SMALL
+            if small and rate in SIMULATED and group.cell == {"layout": "4x2", "rate": rate, "delay_ms": 0.0}:
+                found = on_simulated_ranks(group.case, group.profile.network, group.cores)
+                file.write(json.dumps([group.name, [[*astuple(each), found[each]] for each in found]]) + "\n")
+
+
+# ---- What was measured, and what was predicted ----
 
 
 @dataclass(frozen=True)
-class Pick:
-    """The pick of the tuner in a cell and the fastest there, with the seconds of both."""
+class Group:
+    """A case on a cluster, and the median seconds of a step of each candidate there.
 
-    cell: Cell
-    picked: str
-    best: str
-    picked_seconds: float | None
-    best_seconds: float
+    ``profile``: without the trials of ``auto``, which are ``trials``; ``cores``: of the machine.
+    """
+
+    cell: dict[str, Any]
+    case: Case
+    profile: Profile
+    trials: tuple[probe.Trial, ...]
+    steps: dict[Candidate, float]
+    cores: int
 
     @property
-    def ratio(self) -> float:
-        """Return how many times as long the pick takes as the best; infinite where it was not measured."""
-        return self.picked_seconds / self.best_seconds if self.picked_seconds else float("inf")
+    def name(self) -> list[Any]:
+        """Return what tells it from others: layout, rate, latency, entries and density."""
+        return [*self.cell.values(), self.case.size, self.case.density]
+
+    @cached_property
+    def expected(self) -> dict[Candidate, float]:
+        """Return the seconds by today's closed forms."""
+        return tuner.expect(self.profile, self.case)
+
+    @property
+    def predicted(self) -> Candidate:
+        """Return the fastest one by the closed forms."""
+        return min(self.steps, key=lambda each: self.expected[each])
+
+    @cached_property
+    def picked(self) -> Candidate:
+        """Return the pick of ``auto``, after its trials."""
+        tried = replace(self.profile, trials=self.trials)
+        choice = tuner.choose(tried, self.case.nodes, self.case.size, self.case.density)
+        made = choice.reducer, choice.options
+        return next(each for each in self.steps if (each.reducer, each.given) == made)
+
+    @property
+    def fastest(self) -> Candidate:
+        """Return the fastest one."""
+        return min(self.steps, key=lambda each: self.steps[each])
+
+    @property
+    def dense_seconds(self) -> float:
+        """Return the seconds of the fastest one that sends all entries."""
+        return min(value for each, value in self.steps.items() if not REDUCERS[each.reducer].sparse)
+
+    def ratio(self, candidate: Candidate) -> float:
+        """Return how many times as long a candidate takes as the fastest."""
+        return self.steps[candidate] / self.steps[self.fastest]
+
+    def errors(self, reducer: str | None = None) -> list[float]:
+        """Return expected over measured seconds of each candidate, or of those of a reducer."""
+        own = [each for each in self.steps if reducer in (None, each.reducer)]
+        return [self.expected[each] / self.steps[each] for each in own]
 
 
-# The reducers that there were when the records were made.
-OF_THE_RECORDS = (
-    *("dense", "torus2d", "allgather", "gtopk", "ssar_doubling", "ssar_split", "dsar_split", "oktopk"),
-    *("hitopk", "hioktopk"),
-)
+@cache
+def groups() -> list[Group]:
+    """Return all measured cases."""
+    found = []
+    for record in records():
+        ends = list(accumulate(record["profile"]["job"]["ranks_of_nodes"], initial=0))
+        nodes = [range(low, high) for low, high in pairwise(ends)]
+        for case in record["cases"]:
+            profile, tried = (
+                Profile.of({"format": probe.FORMAT, **record["profile"], "trials": trials})
+                for trials in ((), case["trials"])
+            )
+            steps = {Candidate(*row[:3]): row[3] for row in case["steps"]}
+            own = Case(nodes, case["size"], case["density"])
+            cores = record["machine"]["cores"]
+            found.append(Group(record["cell"], own, profile, tried.trials, steps, cores))
+    return found
 
 
-def _is_recorded(candidate: tuner.Candidate) -> bool:
-    return candidate.reducer in OF_THE_RECORDS and candidate.options == "{}"
+@cache
+def virtual() -> list[tuple[Group, dict[Candidate, float]]]:
+    """Return the groups that were simulated, and the seconds of each candidate there."""
+    by_name = {tuple(each.name): each for each in groups()}
+    rows = [json.loads(line) for line in VIRTUAL.read_text().splitlines()]
+    return [(by_name[tuple(name)], {Candidate(*row[:3]): row[3] for row in own}) for name, own in rows]
 
 
-def picks() -> list[Pick]:
-    """Return the picks for all cells in which a run measured both codecs: the last such run."""
-    last = {cell: run for cell, run in runs() if len({wire for _, wire in run if wire}) > 1}
-    result = []
-    for cell, run in sorted(last.items(), key=lambda each: each[0]):
-        choice = tuner.choose(cell.profile, cell.nodes, cell.size, cell.density, among=_is_recorded)
-        picked = (choice.reducer, choice.options.get("wire"))
-        best = min(run, key=lambda each: run[each])
-        result.append(Pick(cell, _named(*picked), _named(*best), run.get(picked), run[best]))
-    return result
+# ---- The page ----
 
 
-def _named(subject: str, wire: str | None) -> str:
-    return subject if wire in (None, "fp32") else f"{subject} {wire}"
+def off(ratios: Sequence[float]) -> str:
+    """Return how far ratios are from 1: the median.
+
+    >>> off([0.9, 1.2, 1.5])
+    '20 %'
+    """
+    return percent(median(abs(each - 1) for each in ratios))
 
 
-# ------------------------------------------------------------- tables and pictures
+def within(ratios: Sequence[float], limit: float) -> str:
+    """Return the share of the ratios that are off by at most ``limit``.
+
+    >>> within([0.8, 1.1, 1.5], 0.25)
+    '67 %'
+    """
+    return percent(sum(abs(each - 1) <= limit for each in ratios) / len(ratios))
 
 
-def error(predicted: float, seconds: float) -> float:
-    """Return the relative error of a prediction."""
-    return abs(predicted / seconds - 1)
+def percent(share: float) -> str:
+    """Return a share in per cent.
+
+    >>> percent(1 / 3)
+    '33 %'
+    """
+    return f"{100 * share:.0f} %"
 
 
-def by_cluster(given: Sequence[Comparison]) -> str:
-    """Return the table of median errors by rate and nodes."""
-    groups = groupby(given, key=lambda each: (each.cell.gbit, each.cell.shape))
-    rows = [(f"{rate:g} Gbit/s", shape, *_errors(list(group))) for (rate, shape), group in groups]
-    rows.append(("all", "", *_errors(given)))
-    return markdown(("rate", "nodes × ranks", "cases", "closed form", "simulated"), rows)
+def of_errors() -> str:
+    """Return the sentence about all predictions."""
+    ratios = list(chain.from_iterable(each.errors() for each in groups()))
+    return (
+        f"Of {len(ratios):,} predictions half are off by at most {off(ratios)}, "
+        f"and {within(ratios, 0.25)} by at most 25 %.\n"
+    )
 
 
-def by_reducer(given: Sequence[Comparison]) -> str:
-    """Return the table of median errors, and of median ratios, by reducer."""
+def by_cluster() -> str:
+    """Return the table of errors by links and layout."""
     rows = []
-    for subject in OF_THE_RECORDS:
-        own = [each for each in given if each.subject == subject]
-        ratios = [median(each.closed_form / each.measured for each in own)]
-        ratios.append(median(each.simulated / each.measured for each in own if each.simulated))
-        rows.append((f"`{subject}`", *_errors(own), *(f"{ratio:.2f}" for ratio in ratios)))
-    header = ("reducer", "cases", "closed form", "simulated", "closed form/measured", "simulated/measured")
-    return markdown(header, rows)
+    for (layout, rate, delay), of_cell in groupby(groups(), key=lambda each: tuple(each.cell.values())):
+        ratios = list(chain.from_iterable(each.errors() for each in of_cell))
+        rows.append([shape(layout), rate_in_words(rate), f"{delay:g} ms", *summary(ratios)])
+    return markdown(["nodes × ranks", "rate", "latency", *SUMMARY], rows)
 
 
-def _errors(given: Sequence[Comparison]) -> tuple[str, str, str]:
-    closed = median(error(each.closed_form, each.measured) for each in given)
-    virtual = [error(each.simulated, each.measured) for each in given if each.simulated]
-    return str(len(given)), f"{100 * closed:.0f} %", f"{100 * median(virtual):.0f} %" if virtual else NOTHING
+SUMMARY = ("steps", "off by, median", "within 25 %", "predicted/measured")
 
 
-def of_picks(given: Sequence[Pick]) -> str:
+def summary(ratios: Sequence[float]) -> list[str]:
+    """Return the cells of ``SUMMARY``."""
+    return [str(len(ratios)), off(ratios), within(ratios, 0.25), f"{median(ratios):.2f}"]
+
+
+def by_reducer() -> str:
+    """Return the table of errors by reducer, also of those on simulated ranks."""
+    rows = []
+    for reducer in dict.fromkeys(candidate.reducer for each in groups() for candidate in each.steps):
+        ratios = list(chain.from_iterable(each.errors(reducer) for each in groups()))
+        simulated = [
+            value / group.steps[candidate]
+            for group, found in virtual()
+            for candidate, value in found.items()
+            if candidate.reducer == reducer
+        ]
+        rows.append([f"`{reducer}`", *summary(ratios), off(simulated), f"{median(simulated):.2f}"])
+    return markdown(["reducer", *SUMMARY, "simulated, off by", "simulated/measured"], rows)
+
+
+def of_picks() -> str:
+    """Return how good the picks are."""
+    by = {"closed forms alone": [], "`auto`, after its trials,": []}  # type: dict[str, list[float]]
+    for each in groups():
+        for ratios, candidate in zip(by.values(), (each.predicted, each.picked), strict=True):
+            ratios.append(each.ratio(candidate))
+    good = {who: sum(ratio <= WITHIN for ratio in ratios) for who, ratios in by.items()}
+    return "".join(
+        f"- {who} {'pick' if who.startswith('closed') else 'picks'} one that takes at most {WITHIN} times as "
+        f"long as the fastest in {count} of {len(by[who])} cases ({percent(count / len(by[who]))}).\n"
+        for who, count in good.items()
+    )
+
+
+def picks() -> str:
     """Return the table of the picks."""
     rows = []
-    for pick in given:
-        cell, seconds = pick.cell, pick.picked_seconds
-        row = (
-            *(f"{cell.gbit:g}", cell.shape, f"{cell.size / 1e6:.3g} M", f"{100 * cell.density:g} %"),
-            *(f"`{pick.picked}`", f"{1e3 * seconds:.0f}" if seconds else "not measured"),
-            *(f"`{pick.best}`", f"{1e3 * pick.best_seconds:.0f}", f"{pick.ratio:.2f}"),
-        )
-        rows.append(row)
-    head = ["Gbit/s", "nodes × ranks", "entries", "density", "picked", "ms"]
-    return markdown([*head, "fastest measured", "ms", "ratio"], rows)
+    for each in groups():
+        layout, rate, delay, size, density = each.name
+        row = [
+            shape(layout),
+            rate_in_words(rate),
+            f"{delay:g} ms",
+            f"{size / 1e6:.3g} M",
+            f"{100 * density:g} %",
+        ]
+        row.append(f"{1e3 * each.dense_seconds:.0f}")
+        for candidate in (each.predicted, each.picked):
+            row += [f"`{candidate}`", f"{1e3 * each.steps[candidate]:.0f}", f"{each.ratio(candidate):.2f}"]
+        rows.append([*row, f"`{each.fastest}`", f"{1e3 * each.steps[each.fastest]:.0f}"])
+    head = ["nodes × ranks", "rate", "latency", "entries", "density", "dense, ms"]
+    return markdown([*head, "predicted", "ms", "×", "`auto`", "ms", "×", "fastest", "ms"], rows)
 
 
-def draw(given: Sequence[Comparison], path: Path) -> None:
-    """Draw predicted over measured seconds, a mark a case."""
+def shape(layout: str) -> str:
+    """Return nodes and ranks on each.
+
+    >>> shape("4x2")
+    '4 × 2'
+    """
+    return layout.replace("x", " × ")
+
+
+def draw(path: Path) -> None:
+    """Draw predicted over measured seconds, a mark a step."""
+    closed = [(each, each.expected) for each in groups()]
+    names = list(dict.fromkeys(candidate.reducer for each in groups() for candidate in each.steps))
     with docs_picture(path, 9.5, 4.6) as figure:
-        for axes, kind in zip(figure.subplots(1, 2, sharey=True), ("closed_form", "simulated"), strict=True):
-            for subject, color in zip(OF_THE_RECORDS, COLORS, strict=True):
-                own = [each for each in given if each.subject == subject and getattr(each, kind)]
-                places = [(1e3 * each.measured, 1e3 * getattr(each, kind)) for each in own]
-                axes.plot(*zip(*places, strict=True), "o", color=color, ms=3.5, label=subject, alpha=0.8)
+        titles = ("closed form", "simulated")
+        panels = figure.subplots(1, 2, sharey=True)
+        for axes, title, found in zip(panels, titles, (closed, virtual()), strict=True):
+            for name, color in zip(names, COLORS, strict=True):
+                places = [
+                    (1e3 * group.steps[each], 1e3 * seconds[each])
+                    for group, seconds in found
+                    for each in group.steps
+                    if each.reducer == name
+                ]
+                axes.plot(*zip(*places, strict=True), "o", color=color, ms=2.5, label=name, alpha=0.8)
             ends = [4, 5000]
             axes.plot(ends, ends, color="black", linewidth=0.8)
             low, high = ([share * end for end in ends] for share in (0.75, 1.25))
             axes.fill_between(ends, low, high, color="#eeeeee", zorder=0)
-            axes.set(xscale="log", yscale="log", xlabel="ms measured", title=kind.replace("_", " "))
-        figure.axes[0].set_ylabel("ms predicted; grey: within 25 %")
-        figure.axes[0].legend(frameon=False, fontsize=7.5)
-
-
-def load() -> list[Comparison]:
-    """Return what ``--predict`` stored."""
-    (path,) = newest("validation.json")
-    rows = json.loads(path.read_text())["comparisons"]
-    for row in rows:
-        row["cell"] = Cell(**row["cell"] | {"ranks_of_nodes": tuple(row["cell"]["ranks_of_nodes"])})
-    return [Comparison(**row) for row in rows]
+            axes.set(xscale="log", yscale="log", xlabel="ms measured", title=title)
+        panels[0].set_ylabel("ms predicted; grey: within 25 %")
+        panels[0].legend(frameon=False, fontsize=6.5)
 
 
 def blocks() -> dict[str, str]:
     """Return the text between each pair of marks of the page, by the name of the marks."""
-    given, chosen = load(), picks()
-    good = sum(pick.ratio <= WITHIN for pick in chosen)
-    share = f"{good} of {len(chosen)} picks ({100 * good / len(chosen):.0f} %)"
     return {
-        "errors by cluster": by_cluster(given),
-        "errors by reducer": by_reducer(given),
-        "verdict": f"{share} take at most {WITHIN} times as long as the fastest.\n",
-        "picks": of_picks(chosen),
+        "errors": of_errors(),
+        "errors by cluster": by_cluster(),
+        "errors by reducer": by_reducer(),
+        "verdict": of_picks(),
+        "picks": picks(),
     }
 
 
 def main() -> None:
-    """Predict, or write tables and pictures."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--predict", action="store_true", help="predict again, into benchmarks/results")
-    if parser.parse_args().predict:
-        source = cluster_records()[0]
-        cores = json.loads(source.read_text().splitlines()[0])["machine"]["cores"]
-        rows = [asdict(each) for each in predict(cores)]
-        content = {"command": command(), "machine": machine(), "comparisons": rows}
-        path = RESULTS / f"{source.name[:10]}-validation.json"
-        path.write_text(json.dumps(content, indent=1) + "\n")
-    rewrite(PAGE, blocks())
-    draw(load(), PICTURES / "predicted.svg")
+    """Measure, simulate, or write the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    for name in ("measure", "simulate"):
+        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--on-ranks", type=json.loads)
+    given = parser.parse_args()
+    if given.on_ranks:
+        with as_rank() as comm:
+            on_this_rank(comm, given.on_ranks)
+    elif given.measure:
+        measure()
+    elif given.simulate:
+        simulate()
+    else:
+        rewrite(PAGE, blocks())
+        draw(PICTURES / "predicted.svg")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
 """Which reducer is the fastest where, and how sure that is: docs/which.md.
 
-    python -m benchmarks.which --measure    # as root, half an hour alone: emulated clusters
     python -m benchmarks.which --predict    # the map, and a part of it on simulated ranks; ten minutes
-    python -m benchmarks.which              # the page and its picture, from the last of both
+    python -m benchmarks.which              # the page and its picture, from the last map
 
 Predicted in closed form, as ``auto`` does without trials: computing as measured on a core for each rank, and
-not at all, as where a GPU computes. Measured: the reducers and codecs that ``auto`` picks from, in turns.
+not at all, as where a GPU computes. What was measured is in docs/validation.md.
 """
 
 import argparse
@@ -13,7 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
-from itertools import accumulate, pairwise, product
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -23,19 +22,16 @@ from matplotlib.patches import Patch, Rectangle
 from benchmarks.drawing.pages import rewrite
 from benchmarks.drawing.style import docs_picture
 from benchmarks.drawing.tables import markdown
-from benchmarks.jobs import DEFAULT, Layout, cluster_until_end, environment, module, note
-from commlib import REDUCERS, Communicator, Link, Network, Topology, make_reducer
+from benchmarks.validate import on_simulated_ranks
+from commlib import REDUCERS, Link, Network, Topology, transport
 from commlib.cost import Speeds
-from commlib.transport import simulated
 from commlib.tuning import probe, tuner
-from commlib.tuning.probe import Candidate, Gradients, Profile
+from commlib.tuning.probe import Candidate, Profile
 from commlib.tuning.tuner import Case
 from training.bench.record import command, machine
-from training.process.job import as_rank
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, PICTURES = ROOT / "docs" / "which.md", ROOT / "docs" / "which"
-RECORDS = PICTURES / "cells.jsonl"  # what ``--measure`` appends
 MAP = PICTURES / "map.jsonl"  # what ``--predict`` writes: machine and speeds, cells, cells on simulated ranks
 
 # ---- The map ----
@@ -53,8 +49,7 @@ COLORS = (
     *("#f7b6d2", "#80cdc1", "#dfc27d", "#c2a5cf", "#e6f598"),
 )
 OTHER = "#ffffff"
-WITHIN = 1.1  # the most that a prediction may take, relative to the fastest
-SURE = 1.25  # 90 % of the predictions of docs/validation.md are off by less
+SURE = 1.25  # most of the predictions of docs/validation.md are off by less
 
 
 @dataclass(frozen=True)
@@ -135,27 +130,10 @@ def predicted(profile: Profile, place: Place, *, computing: bool) -> Answer:
     return Answer.of(by_reducer(tuner.expect(here, place.case)))
 
 
-def on_simulated_ranks(place: Place) -> Answer:
+def simulated(place: Place) -> Answer:
     """Return what the virtual clock says of a cell, computing as it is measured, a core for each rank."""
-    gradients = Gradients(place.size)
-
-    def body(comm: Communicator) -> dict[Candidate, float]:
-        topology, found = Topology(comm), {}
-        for candidate in tuner.candidates(between_nodes=place.ranks > 1):
-            options = tuner.settings(place.case, candidate)
-            with make_reducer(candidate.reducer, topology, place.size, **options) as reducer:
-                taken = []
-                for step in range(3):
-                    gradient = gradients.of(comm.rank, step)
-                    comm.barrier()
-                    start = comm.now()
-                    reducer.reduce(gradient)
-                    taken.append(max(comm.allgather_objects(comm.now() - start)))
-            found[candidate] = min(taken[1:])
-        return found
-
-    ranks = place.nodes * place.ranks
-    return Answer.of(by_reducer(simulated.run(body, ranks, place.ranks, place.network, cores=ranks)[0]))
+    cores = place.nodes * place.ranks
+    return Answer.of(by_reducer(on_simulated_ranks(place.case, place.network, cores)))
 
 
 SIMULATED = [
@@ -168,7 +146,7 @@ SIMULATED = [
 
 def predict() -> None:
     """Write the map; speeds of computing are those of one rank alone on this machine, in processor time."""
-    (profile,) = simulated.run(lambda comm: probe.measure(Topology(comm)), world_size=1, cores=1)
+    (profile,) = transport.simulated.run(lambda comm: probe.measure(Topology(comm)), world_size=1, cores=1)
     rows = [
         (*astuple(place), *compact(predicted(profile, place, computing=True)),
          *compact(predicted(profile, place, computing=False)))
@@ -178,7 +156,7 @@ def predict() -> None:
         (
             *astuple(place),
             *compact(predicted(profile, place, computing=True)),
-            *compact(on_simulated_ranks(place)),
+            *compact(simulated(place)),
         )
         for place in SIMULATED
     ]
@@ -192,93 +170,6 @@ def predict() -> None:
 def compact(answer: Answer) -> tuple[str, float, float]:
     """Return an answer with two decimals, as the file of the map has it."""
     return answer.winner, round(answer.over_dense, 2), round(answer.over_next, 2)
-
-
-# ---- Cells that are measured ----
-
-MEASURED_SIZE, MEASURED_DENSITY = 1_000_000, 0.01
-MEASURED_STEPS, MEASURED_SECONDS = 15, 2.0  # of each candidate, fewer after so many seconds
-CELLS = [
-    *product(("4x1", "4x2", "8x1"), ("50mbit", "200mbit", "1gbit", "10gbit"), (0.0,)),
-    *product(("4x1", "4x2", "8x1"), ("50mbit", "200mbit"), (20.0,)),
-]
-
-
-def on_this_rank(comm: Communicator) -> None:
-    """Measure links and kernels, then all candidates in turns; rank 0 prints a record."""
-    topology = Topology(comm)
-    profile = probe.measure(topology)
-    case = Case(topology.nodes, MEASURED_SIZE, MEASURED_DENSITY)
-    candidates = tuner.candidates(between_nodes=max(map(len, case.nodes)) > 1)
-    generated = Gradients(case.size)
-    gradients = [generated.of(comm.rank, step) for step in range(tuner.GRADIENTS)]
-    limits = {"steps": MEASURED_STEPS, "seconds": MEASURED_SECONDS}
-    taken = tuner.seconds_in_turns(topology, case, candidates, gradients, **limits)
-    rows = [
-        {**asdict(each), "measured": median(own), "spread": tuner.spread(own), "runs": len(own)}
-        for each, own in zip(candidates, taken, strict=True)
-    ]
-    if comm.rank == 0:
-        print(json.dumps({"profile": asdict(profile), "candidates": rows}), flush=True)
-
-
-def measure() -> None:
-    """Measure the cells that are not in the records yet."""
-    done = [each["case"] for each in records()]
-    with cluster_until_end() as cluster:
-        for layout, rate, delay in CELLS:
-            case = {"layout": layout, "rate": rate, "delay_ms": delay}
-            if case in done:
-                continue
-            shape = Layout.of(layout)
-            cluster.up(shape.nodes, rate, delay)
-            words = module("benchmarks.which", "--on-ranks")
-            (found,) = cluster.objects(shape, words, environment(DEFAULT), 600.0, f"{layout} {rate} {delay}")
-            line = {"bench": "which", "case": case, **found, "machine": machine(), "command": command()}
-            with RECORDS.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-            note(str(Verdict.of(line)))
-
-
-def records() -> list[dict[str, Any]]:
-    """Return the measured cells."""
-    return [json.loads(line) for line in RECORDS.read_text().splitlines()] if RECORDS.exists() else []
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A measured cell: the reducer predicted to be the fastest, and the fastest; seconds as measured.
-
-    Predicted by today's closed forms from the profile that the record has.
-    """
-
-    case: dict[str, Any]
-    picked: Candidate
-    picked_seconds: float
-    best: Candidate
-    best_seconds: float
-    dense_seconds: float
-
-    @classmethod
-    def of(cls, record: dict[str, Any]) -> "Verdict":
-        """Return the verdict on a record."""
-        measured = {
-            Candidate(row["reducer"], row["wire"], row["options"]): row["measured"]
-            for row in record["candidates"]
-        }
-        profile = Profile.of({"format": probe.FORMAT, **record["profile"]})
-        shape = profile.job.ranks_of_nodes
-        ends = list(accumulate(shape, initial=0))
-        nodes = [range(low, high) for low, high in pairwise(ends)]
-        expected = tuner.expect(profile, Case(nodes, MEASURED_SIZE, MEASURED_DENSITY))
-        picked, best = (min(measured, key=lambda each: by[each]) for by in (expected, measured))
-        dense = min(value for each, value in measured.items() if not REDUCERS[each.reducer].sparse)
-        return cls(record["case"], picked, measured[picked], best, measured[best], dense)
-
-    @property
-    def ratio(self) -> float:
-        """Return how many times as long the predicted one takes as the fastest."""
-        return self.picked_seconds / self.best_seconds
 
 
 # ---- The page ----
@@ -379,22 +270,6 @@ def of_simulated(given: Sequence[Cell]) -> str:
     )
 
 
-def of_measured(verdicts: Sequence[Verdict]) -> str:
-    """Return the table of measured cells."""
-    good = sum(each.ratio <= WITHIN for each in verdicts)
-    rows = []
-    for each in verdicts:
-        cell = each.case["layout"].replace("x", " × "), each.case["rate"], f"{each.case['delay_ms']:g} ms"
-        picked = f"`{each.picked}`", f"{1e3 * each.picked_seconds:.0f}"
-        best = f"`{each.best}`", f"{1e3 * each.best_seconds:.0f}"
-        rows.append([*cell, f"{1e3 * each.dense_seconds:.0f}", *picked, *best, f"{each.ratio:.2f}"])
-    head = ["nodes × ranks", "rate", "latency", "dense, ms", "predicted", "ms", "fastest", "ms", "ratio"]
-    line = (
-        f"In {good} of {len(verdicts)} the predicted one takes at most {WITHIN} times as long as the fastest."
-    )
-    return f"{markdown(head, rows)}\n{line}\n"
-
-
 def draw_map(given: Sequence[Cell], path: Path) -> None:
     """Draw the winners where a core computes for each rank: a panel a cluster and density."""
     wanted = {
@@ -436,7 +311,6 @@ def blocks() -> dict[str, str]:
         "dense": without_sparse(found),
         "winners": of_winners(found),
         "simulated": of_simulated(simulated_too),
-        "measured": of_measured(list(map(Verdict.of, records()))),
     }
 
 
@@ -447,20 +321,12 @@ def draw() -> None:
 
 
 def main() -> None:
-    """Measure, predict, or write the page."""
+    """Predict if asked to, and write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    for name in ("measure", "predict", "on-ranks"):
-        parser.add_argument(f"--{name}", action="store_true")
-    given = parser.parse_args()
-    if given.on_ranks:
-        with as_rank() as comm:
-            on_this_rank(comm)
-    elif given.measure:
-        measure()
-    elif given.predict:
+    parser.add_argument("--predict", action="store_true")
+    if parser.parse_args().predict:
         predict()
-    else:
-        draw()
+    draw()
 
 
 if __name__ == "__main__":

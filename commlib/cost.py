@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from commlib.density import entries
+from commlib.entries import ENTRIES_A_LINE
 from commlib.errors import InvalidArgument
 from commlib.network import Link, Network
 from commlib.selection import EVERYTHING, selector_class
@@ -24,10 +25,10 @@ from commlib.wire import Codec, make_codec
 class Speeds:
     """Seconds an entry for each kernel, on all ranks of a machine at the same time, until the last has ended.
 
-    ``add``: of the sum of two dense vectors; ``fill``: of a vector of zeros. ``select``: of the vector that
-    is accumulated and selected from; ``keep``: of those selected, beside that. ``place``: of a sparse vector
-    that goes into a dense one. ``entry``: of a sparse vector that is added to others; ``code``: of one that
-    is encoded and decoded, by ``wire``.
+    ``add``: of the sum of two dense vectors; ``fill``: of one that is set to 0. ``select``: of the vector
+    that is accumulated and selected from; ``keep``: of those selected, beside that. ``place``: of a sparse
+    vector that goes into a dense one. ``entry``: of a sparse vector that is added to others; ``code``: of one
+    that is encoded and decoded, by ``wire``. ``shared``: whether ranks outnumber cores.
     """
 
     add: float
@@ -37,6 +38,7 @@ class Speeds:
     place: float
     entry: float
     code: dict[str, float]
+    shared: bool = False
 
     def __post_init__(self) -> None:
         if not self.code:
@@ -45,7 +47,14 @@ class Speeds:
             if name != "code" and not 0 <= seconds < float("inf"):
                 raise InvalidArgument(f"{name}: expected seconds from 0, got {seconds!r}")
 
+    def with_waits(self, computing: float) -> float:
+        """Return the seconds of a step that computes so long, with the waits of ranks for their core."""
+        return computing + min(WAITING * computing, LONGEST_WAIT) if self.shared else computing
 
+
+# Measured in steps on two cores for four and eight ranks: a step that computes briefly waits for its core in
+# proportion, until each rank has had its turn.
+WAITING, LONGEST_WAIT = 0.7, 4e-3
 # Measured in steps on one core for each rank: a message takes as long as to add up so many entries, beside
 # those that it has, to be cut out, encoded, decoded and merged.
 ENTRIES_OF_A_MESSAGE = 24_000
@@ -74,6 +83,9 @@ class Work:
 
     def __add__(self, other: "Work") -> "Work":
         return Work(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+    def __mul__(self, times: float) -> "Work":
+        return Work(*(getattr(self, each.name) * times for each in fields(self)))
 
     def seconds(self, speeds: Speeds, wire: str) -> float:
         """Return the seconds of this work."""
@@ -265,7 +277,8 @@ class Step:
 
     ``nodes``: the world ranks of every node, as in ``Topology.nodes``. ``options``: all that the reducer
     takes, with their defaults. Closed forms of seconds take all nodes to be as large as the largest.
-    ``whole``: of a step on a stream, one rank of every node, that of all ranks.
+    ``whole``: of a step on a stream, one rank of every node, that of all ranks. ``clustered``: large entries
+    are near each other, which costs the rank that adds them up time; bytes are those of entries that are not.
     """
 
     nodes: Nodes
@@ -273,6 +286,7 @@ class Step:
     options: Mapping[str, Any]
     network: Network = Network()
     whole: "Step | None" = None
+    clustered: bool = True
 
     @cached_property
     def world(self) -> Group:
@@ -283,7 +297,7 @@ class Step:
     def of_shard(self, size: int) -> "Step":
         """Return the step of the owners of a shard of ``size`` entries: one rank of every node."""
         nodes = [[place] for place in range(len(self.nodes))]
-        return Step(nodes, size, self.options, self.network, whole=self)
+        return Step(nodes, size, self.options, self.network, whole=self, clustered=self.clustered)
 
     @cached_property
     def ranks(self) -> int:
@@ -385,7 +399,12 @@ class Step:
         return Work() if self.codec.lossless else Work(coded=k, place=2 * k)
 
     def placing(self, applied: float) -> Work:
-        """Return the work to fill a dense vector with zeros and write the entries of the result to it."""
+        """Return the work to write the entries of the result to an array that had those of an earlier one.
+
+        Where they are few, only these places are cleared.
+        """
+        if applied * ENTRIES_A_LINE < self.size:
+            return Work(place=2 * applied)
         return Work(fill=self.size, place=applied)
 
     def placing_sum(self) -> Work:
@@ -459,7 +478,5 @@ class Cost:
 
     def _work_of_shards(self, step: Step) -> Work:
         shard = step.of_shard(round(step.shard))
-        placed = Work(
-            fill=step.size - shard.size, place=self.applied(shard) * (step.streams - 1), messages=step.streams
-        )
-        return step.summing_shards() + self.work(shard) + placed
+        others = shard.placing(self.applied(shard)) * (step.streams - 1) + Work(messages=step.streams)
+        return step.summing_shards() + self.work(shard) + others

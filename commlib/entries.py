@@ -14,6 +14,7 @@ Words = npt.NDArray[np.uint64]
 MAGNITUDE = np.uint32(0x7FFF_FFFF)
 INFINITY = np.uint32(0x7F80_0000)
 STRIDE = 4096  # entries between two checks whether all were finite so far
+ENTRIES_A_LINE = 16  # of float32: where one in so many is written, filling all is as fast as clearing those
 TILE = 1 << 14  # entries that are added up at a time: their sums stay in the processor's cache
 
 

@@ -78,7 +78,9 @@ def _seconds(cost: Cost, step: Step, speeds: Speeds | None) -> tuple[float, floa
         return 0.0, 0.0, 0.0
     intra, inter = cost.seconds(step)
     more_intra, more_inter = step.rest_of_comparison(intra + inter)
-    computing = cost.work(step).seconds(speeds, step.options.get("wire", "fp32")) if speeds else 0.0
+    computing = 0.0
+    if speeds:
+        computing = speeds.with_waits(cost.work(step).seconds(speeds, step.options.get("wire", "fp32")))
     return intra + more_intra, inter + more_inter, computing
 
 
@@ -102,6 +104,7 @@ def bytes_of_nodes(reducer: str, nodes: Nodes, size: int, **options: Any) -> lis
     [LinkBytes(intra=6000, inter=6000), LinkBytes(intra=6000, inter=6000)]
     """
     cost, step = _step(reducer, nodes, size, options, Network())
+    step = replace(step, clustered=False)
     if cost.is_exact or step.ranks == 1:
         return [sum((cost.traffic(step, rank) for rank in node), LinkBytes()) for node in nodes]
     free, byte_a_second = Link(0.0, 0.0), Link(0.0, 1.0)

@@ -224,9 +224,17 @@ class SparseVector:
 
     def without(self, others: "SparseVector") -> "SparseVector":
         """Return the entries whose indices are not in ``others``."""
+        return self.where(self._missing_in(others))
+
+    def within(self, others: "SparseVector") -> "SparseVector":
+        """Return the entries whose indices are in ``others``."""
+        return self.where(~self._missing_in(others))
+
+    def _missing_in(self, others: "SparseVector") -> npt.NDArray[np.bool_]:
         if is_on_gpu(self.values):
-            return self.where(~np.isin(self.indices_or_range, others.indices_or_range))
-        return self.where(entries.are_missing(self.indices_or_range, others.indices_or_range))
+            missing: npt.NDArray[np.bool_] = ~np.isin(self.indices_or_range, others.indices_or_range)
+            return missing
+        return entries.are_missing(self.indices_or_range, others.indices_or_range)
 
     @property
     def is_finite(self) -> bool:

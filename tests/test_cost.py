@@ -15,7 +15,7 @@ from commlib import (
     make_reducer,
     predict,
 )
-from commlib.cost import ENTRIES_OF_A_MESSAGE, Group, Speeds, sparse_bytes
+from commlib.cost import ENTRIES_OF_A_MESSAGE, LONGEST_WAIT, WAITING, Group, Speeds, Step, Work, sparse_bytes
 from commlib.network import node_of_ranks
 from commlib.reducers import reducer_options
 from commlib.transport import simulated
@@ -328,7 +328,7 @@ def test_what_cannot_be_predicted_is_one_line(arguments, options, message):
         ("allgather", 8 * 400, 1),
         ("gtopk", 3 * 4 * 400, 6),  # levels of the tree: added up, and selected from
         ("ssar_doubling", sum(2 * 40_000 * (1 - 0.99**ranks) for ranks in (1, 2, 4)), 3),  # sums of so many
-        ("ssar_split", 400, 9),
+        ("ssar_split", 8 * 400, 9),  # all are in one range
         ("dsar_split", 400, 8),
         ("oktopk", 3 * 400, 9),
         ("hitopk", 2 * 100, 1 + 4),  # of the shard, from each node; and the sums of the node's shards
@@ -349,3 +349,16 @@ def test_a_residual_that_decays_takes_one_more_pass_over_it(name):
     entries = 10_000 if name in ("hitopk", "hioktopk") else 40_000
     assert decayed.computing - kept.computing == pytest.approx(1e-9 * entries)
     assert decayed.sent == kept.sent
+
+
+def test_few_places_are_cleared_and_otherwise_all():
+    step = Step(layout(4, 2), 1600, {})
+    assert step.placing(99.0) == Work(place=198.0)
+    assert step.placing(100.0) == Work(fill=1600.0, place=100.0)
+
+
+def test_a_step_of_ranks_that_share_cores_waits_in_proportion_and_at_most_so_long():
+    own, shared = (Speeds(0, 0, 0, 0, 0, 0, {"fp32": 0}, shared=each) for each in (False, True))
+    assert (own.with_waits(0.5), own.with_waits(1e-3)) == (0.5, 1e-3)
+    assert shared.with_waits(0.5) == 0.5 + LONGEST_WAIT
+    assert shared.with_waits(1e-3) == pytest.approx(1e-3 * (1 + WAITING))

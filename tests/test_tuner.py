@@ -234,7 +234,8 @@ def test_what_may_be_the_fastest_is_tried_in_each_case():
         assert f"{fastest * 1e3:.3g} ms measured a step" in choice.reason
 
 
-def test_a_trial_takes_what_the_steps_take():
+def test_a_trial_takes_what_the_steps_take(monkeypatch):
+    monkeypatch.setattr(tuner, "LEAST_SECONDS", 0.0)
     given = tried_out(SLOW, SPEEDS)
     for trial in given.trials:
 
@@ -249,12 +250,26 @@ def test_a_trial_takes_what_the_steps_take():
                 comm.barrier()
                 start = comm.now()
                 reducer.reduce(gradients.of(comm.rank, step % tuner.GRADIENTS))
-                comm.barrier()
                 seconds.append(comm.now() - start)
             return seconds[tuner.WARM_UP_STEPS :]
 
         of_ranks = simulated.run(steps, 4, 2, SLOW)
         assert trial.seconds == pytest.approx(median(map(max, zip(*of_ranks, strict=True))))
+
+
+@pytest.mark.parametrize(
+    ("size", "steps"), [(1000, range(10, 25)), (100_000, [tuner.STEPS]), (1_000_000, [1])]
+)
+def test_of_short_steps_more_are_taken_and_of_long_ones_fewer(size, steps):
+    def body(comm):
+        topology, gradients = Topology(comm), [Gradients(size).of(comm.rank, 0)]
+        case, chosen = Case(layout(2, 1), size, 0.01), [Candidate("dense"), Candidate("hitopk", "fp32")]
+        return list(map(len, tuner.seconds_in_turns(topology, case, chosen, gradients)))
+
+    network = Network(inter=Link(8e-3, 1e-6))  # a dense step takes 16 ms and 4 µs an entry
+    dense, sparse = simulated.run(body, 2, 1, network)[0]
+    assert dense == sparse
+    assert dense in steps
 
 
 def with_trial(given, reducer, wire, times, size=14_728_266, density=0.01, options="{}"):
@@ -283,6 +298,7 @@ def tried_with(monkeypatch, seconds, noise=lambda step: 1.0, own=(), ranks_per_n
         return 1e-3 * seconds.get(names[type(reducer)], 9.0) * noise(counts[world.rank])
 
     monkeypatch.setattr(tuner, "_step_seconds", step_seconds)
+    monkeypatch.setattr(tuner, "LEAST_SECONDS", 0.0)
 
     def body(comm):
         topology = Topology(comm, ranks_per_node=ranks_per_node)

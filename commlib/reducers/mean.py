@@ -7,11 +7,10 @@ from types import ModuleType
 import numpy as np
 
 from commlib.arrays import empty
-from commlib.entries import clear_at
+from commlib.entries import ENTRIES_A_LINE, clear_at
 from commlib.vectors import Float32, SparseVector, concatenate, index_dtype, non_finite
 
 MOST_MEANS = 2
-ENTRIES_A_LINE = 16  # of float32: where one in so many is written, filling all is as fast as clearing those
 
 
 class MeanBuffer:

@@ -255,8 +255,6 @@ class OkTopK(SelectingReducer):
         if self.codec.lossless:
             self.drop_unapplied(selected, combined)
         else:
-            not_applied = selected.without(combined)
-            self.drop(not_applied)
+            self.drop(selected)
             sent = concatenate([self._decode(message, region) for region, message in enumerate(messages)])
-            self.drop(selected.without(not_applied))
-            self.take_off(sent.without(sent.without(combined)))
+            self.take_off(sent.within(combined))

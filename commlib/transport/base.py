@@ -82,10 +82,12 @@ class Communicator(Closing, ABC):
     int64 arrays of shape ``(size,)``. The few bytes of ``allgather_ints``, ``alltoall_ints``, headers and
     object exchanges are not counted. ``arrays``: the module whose arrays gradients are, NumPy or CuPy.
     ``eager_bytes``: the longest message that is sent without waiting for the receiver's consent.
+    ``shares_cores``: whether a machine has more ranks than cores, so that a rank that waits sleeps.
     """
 
     arrays: ModuleType = np
     eager_bytes: int = sys.maxsize
+    shares_cores: bool = False
 
     def __init__(self, rank: int, size: int, host: str) -> None:
         self.rank = rank

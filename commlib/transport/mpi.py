@@ -91,7 +91,7 @@ class MPICommunicator(Communicator):
         super().__init__(comm.Get_rank(), comm.Get_size(), socket.gethostname())
         self.mpi = MPI  # an import takes longer than most of what is done with it in a step
         self._handle, self._watch = comm, watch
-        self._naps = os.environ.get(YIELDS) == "1"
+        self.shares_cores = os.environ.get(YIELDS) == "1"
         world = MPI.COMM_WORLD.Get_group()
         self._world_ranks = list(comm.Get_group().Translate_ranks(None, world))
         self._watchdogs: list[Watchdog] = []
@@ -156,7 +156,7 @@ class MPICommunicator(Communicator):
         """
         with self._watch.waiting(self, self._world_ranks if peer is None else (self._world_ranks[peer],)):
             # A thread that waits beside one that computes leaves the core to that one.
-            if not self._naps and threading.current_thread() is threading.main_thread():
+            if not self.shares_cores and threading.current_thread() is threading.main_thread():
                 wait()
                 return
             seconds = SHORTEST_NAP_SECONDS

@@ -351,7 +351,7 @@ def _speeds(world: Communicator) -> Speeds:
     keep = max(0.0, (selecting[many] - selecting[few]) / (many - few))
     return Speeds(
         add=seconds(lambda: np.add(gradient, residual, out=out)) / size,
-        fill=seconds(lambda: zeros(size, arrays)) / size,
+        fill=seconds(lambda: out.fill(0)) / size,
         select=max(0.0, selecting[few] - few * keep) / size,
         keep=keep,
         place=seconds(lambda: selected[0].subtract_from(out)) / many,
@@ -360,4 +360,5 @@ def _speeds(world: Communicator) -> Speeds:
             wire: seconds(lambda: codec.decode(codec.encode(selected[0]), size)) / many  # noqa: B023
             for wire, codec in ((wire, kernels.make_codec(wire)) for wire in WIRES)
         },
+        shared=world.shares_cores and arrays is np,
     )

@@ -249,7 +249,8 @@ def _reason(profile: Profile, case: Case, best: Candidate, seconds: Mapping[Cand
 
 PROMISING = 1.4  # times what the fastest is expected to take: candidates up to there are tried
 CLOSE = 1.15  # times what the fastest took: such candidates are tried once more, in turns
-WARM_UP_STEPS, STEPS = 2, 5
+WARM_UP_STEPS, STEPS, MOST_STEPS = 2, 5, 50
+LEAST_SECONDS = 0.3  # of a candidate's steps, up to the most: few short ones say little
 GRADIENTS = 3  # that the steps of a trial cycle through
 TRIAL_SECONDS = 3.0  # after which a slow candidate has been tried enough
 WIDE = 0.25  # a spread of measurements that are made again
@@ -317,13 +318,17 @@ def seconds_in_turns(
     steps: int = STEPS,
     seconds: float = TRIAL_SECONDS,
 ) -> list[list[float]]:
-    """Return the seconds of each candidate's steps, which take turns, and are fewer after so many seconds."""
+    """Return the seconds of each candidate's steps, which take turns.
+
+    They are so many, more where they take less than ``LEAST_SECONDS``, and fewer after so many seconds.
+    """
     reducers = [make_reducer(each.reducer, topology, case.size, **settings(case, each)) for each in chosen]
     taken: list[list[float]] = [[] for _ in chosen]
-    for step in range(WARM_UP_STEPS + steps):
+    for step in range(WARM_UP_STEPS + MOST_STEPS):
         for own, reducer in zip(taken, reducers, strict=True):
             own.append(_step_seconds(topology.world, reducer, gradients[step % len(gradients)]))
-        if step >= WARM_UP_STEPS and sum(map(sum, taken)) > seconds * len(chosen):
+        limit = LEAST_SECONDS if step >= WARM_UP_STEPS + steps - 1 else seconds
+        if step >= WARM_UP_STEPS and sum(map(sum, taken)) > limit * len(chosen):
             break
     for reducer in reducers:
         reducer.close()
@@ -331,12 +336,11 @@ def seconds_in_turns(
 
 
 def _step_seconds(world: Communicator, reducer: Reducer, gradient: Float32) -> float:
-    """Return the seconds of a step from barrier to barrier, on the slowest rank."""
+    """Return the seconds of a step that all ranks begin together, on the slowest rank."""
     world.barrier()
     start = world.now()
     reducer.reduce(gradient)
     finish(world.arrays)
-    world.barrier()
     return float(max(world.allgather_objects(world.now() - start)))
 
 

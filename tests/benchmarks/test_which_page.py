@@ -1,4 +1,4 @@
-"""docs/which.md shows what its map and records hold, and the map is what today's closed forms say."""
+"""docs/which.md shows what its map holds, and the map is what today's closed forms say."""
 
 from dataclasses import astuple
 
@@ -11,7 +11,7 @@ from commlib.network import Network
 from commlib.tuning.probe import Job, Profile
 
 
-def test_the_tables_are_those_of_the_map_and_of_the_records():
+def test_the_tables_are_those_of_the_map():
     page, found = which.PAGE.read_text(), which.blocks()
     assert page.startswith("# ")
     assert page.splitlines()[3].startswith("No sparse reducer")
@@ -28,14 +28,3 @@ def test_the_map_has_all_cells_and_says_what_closed_forms_say_today():
         for answer, computing in ((cell.on_cores, True), (cell.other, False)):
             found = which.predicted(profile, cell.place, computing=computing)
             assert which.compact(found) == astuple(answer), cell.place
-
-
-def test_a_verdict_compares_the_predicted_reducer_with_the_fastest():
-    record = which.records()[0]
-    picked = which.Verdict.of(record).picked
-    seconds = {picked.reducer: 2.5, "dense": 5.0, "gtopk": 2.0}
-    for row in record["candidates"]:
-        row["measured"] = seconds.get(row["reducer"], 9.0)
-    verdict = which.Verdict.of(record)
-    assert (verdict.picked, verdict.best.reducer) == (picked, "gtopk")
-    assert (verdict.ratio, verdict.dense_seconds) == (2.5 / 2.0, 5.0)
