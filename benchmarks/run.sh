@@ -56,6 +56,7 @@ on_cluster() { keep "$1" benchmarks.reducers --cluster "${@:2}"; }
 on_cluster cluster --rate 1gbit --size $vgg
 on_cluster cluster-1m --rate 1gbit --size 1000000 --density 0.001 --no-horovod --algorithm ring --steps 40
 until idle; do sleep 20; done
+# This one is not measured again where something came up meanwhile.
 grep -qsx validate "$measured" || rm -f docs/validation/cells.jsonl # of an earlier run
 echo validate >>"$measured"
 .venv/bin/python -m benchmarks.validate --measure # the clusters that are not in that file yet

@@ -270,7 +270,7 @@ def by_cluster() -> str:
     return markdown(["nodes × ranks", "rate", "latency", *SUMMARY], rows)
 
 
-SUMMARY = ("steps", "off by, median", "within 25 %", "predicted/measured")
+SUMMARY = ("medians", "off by, median", "within 25 %", "predicted/measured")
 
 
 def summary(ratios: Sequence[float]) -> list[str]:
@@ -283,26 +283,27 @@ def by_reducer() -> str:
     rows = []
     for reducer in dict.fromkeys(candidate.reducer for each in groups() for candidate in each.steps):
         ratios = list(chain.from_iterable(each.errors(reducer) for each in groups()))
-        simulated = [
+        on_virtual_clock = [
             value / group.steps[candidate]
             for group, found in virtual()
             for candidate, value in found.items()
             if candidate.reducer == reducer
         ]
-        rows.append([f"`{reducer}`", *summary(ratios), off(simulated), f"{median(simulated):.2f}"])
+        simulated_too = off(on_virtual_clock), f"{median(on_virtual_clock):.2f}"
+        rows.append([f"`{reducer}`", *summary(ratios), *simulated_too])
     return markdown(["reducer", *SUMMARY, "simulated, off by", "simulated/measured"], rows)
 
 
 def of_picks() -> str:
     """Return how good the picks are."""
-    by = {"closed forms alone": [], "`auto`, after its trials,": []}  # type: dict[str, list[float]]
-    for each in groups():
-        for ratios, candidate in zip(by.values(), (each.predicted, each.picked), strict=True):
-            ratios.append(each.ratio(candidate))
-    good = {who: sum(ratio <= WITHIN for ratio in ratios) for who, ratios in by.items()}
+    ratios = {
+        "The closed forms alone": [each.ratio(each.predicted) for each in groups()],
+        "`auto`": [each.ratio(each.picked) for each in groups()],
+    }
+    good = {who: sum(ratio <= WITHIN for ratio in own) for who, own in ratios.items()}
     return "".join(
-        f"- {who} {'pick' if who.startswith('closed') else 'picks'} one that takes at most {WITHIN} times as "
-        f"long as the fastest in {count} of {len(by[who])} cases ({percent(count / len(by[who]))}).\n"
+        f"- {who}: at most {WITHIN} times as long as the fastest in {count} of {len(ratios[who])} cases "
+        f"({percent(count / len(ratios[who]))}).\n"
         for who, count in good.items()
     )
 
@@ -312,19 +313,27 @@ def picks() -> str:
     rows = []
     for each in groups():
         layout, rate, delay, size, density = each.name
-        row = [
-            shape(layout),
-            rate_in_words(rate),
-            f"{delay:g} ms",
-            f"{size / 1e6:.3g} M",
-            f"{100 * density:g} %",
-        ]
-        row.append(f"{1e3 * each.dense_seconds:.0f}")
+        row = [shape(layout), rate_in_words(rate), f"{delay:g} ms", f"{size / 1e6:.3g} M"]
+        row += [f"{100 * density:g} %", f"{1e3 * each.dense_seconds:.0f}"]
         for candidate in (each.predicted, each.picked):
             row += [f"`{candidate}`", f"{1e3 * each.steps[candidate]:.0f}", f"{each.ratio(candidate):.2f}"]
         rows.append([*row, f"`{each.fastest}`", f"{1e3 * each.steps[each.fastest]:.0f}"])
     head = ["nodes × ranks", "rate", "latency", "entries", "density", "dense, ms"]
     return markdown([*head, "predicted", "ms", "×", "`auto`", "ms", "×", "fastest", "ms"], rows)
+
+
+def of_wires() -> str:
+    """Return the table of how often short messages are worth their processor time, by the links."""
+    ratios: dict[tuple[str, float], list[float]] = {}
+    for each in groups():
+        found = ratios.setdefault((each.cell["rate"], each.cell["delay_ms"]), [])
+        shorter = {one: replace(one, wire="gap+fp16") for one in each.steps if one.wire == "fp32"}
+        found += [each.steps[one] / each.steps[short] for one, short in shorter.items()]
+    rows = []
+    for (rate, delay), own in ratios.items():
+        faster = sum(ratio > 1.03 for ratio in own), sum(ratio < 0.97 for ratio in own)
+        rows.append([rate_in_words(rate), f"{delay:g} ms", str(len(own)), *map(str, faster)])
+    return markdown(["rate", "latency", "pairs", "`gap+fp16` is faster", "`fp32` is faster"], rows)
 
 
 def shape(layout: str) -> str:
@@ -369,6 +378,7 @@ def blocks() -> dict[str, str]:
         "errors by reducer": by_reducer(),
         "verdict": of_picks(),
         "picks": picks(),
+        "wires": of_wires(),
     }
 
 

@@ -49,12 +49,11 @@ class Speeds:
 
     def with_waits(self, computing: float) -> float:
         """Return the seconds of a step that computes so long, with the waits of ranks for their core."""
-        return computing + min(WAITING * computing, LONGEST_WAIT) if self.shared else computing
+        return computing + min(WAITING * computing, LONGEST_WAIT_SECONDS) if self.shared else computing
 
 
-# Measured in steps on two cores for four and eight ranks: a step that computes briefly waits for its core in
-# proportion, until each rank has had its turn.
-WAITING, LONGEST_WAIT = 0.7, 4e-3
+# Fitted to the steps of docs/validation.md, of four and eight ranks on two cores.
+WAITING, LONGEST_WAIT_SECONDS = 0.7, 4e-3
 # Measured in steps on one core for each rank: a message takes as long as to add up so many entries, beside
 # those that it has, to be cut out, encoded, decoded and merged.
 ENTRIES_OF_A_MESSAGE = 24_000
@@ -278,7 +277,7 @@ class Step:
     ``nodes``: the world ranks of every node, as in ``Topology.nodes``. ``options``: all that the reducer
     takes, with their defaults. Closed forms of seconds take all nodes to be as large as the largest.
     ``whole``: of a step on a stream, one rank of every node, that of all ranks. ``clustered``: large entries
-    are near each other, which costs the rank that adds them up time; bytes are those of entries that are not.
+    lie close together, so that one range holds most of them; bytes are counted as if they were spread evenly.
     """
 
     nodes: Nodes
@@ -401,7 +400,7 @@ class Step:
     def placing(self, applied: float) -> Work:
         """Return the work to write the entries of the result to an array that had those of an earlier one.
 
-        Where they are few, only these places are cleared.
+        Where they are few, only their places are cleared; on a GPU all are, which takes it little time.
         """
         if applied * ENTRIES_A_LINE < self.size:
             return Work(place=2 * applied)

@@ -15,7 +15,16 @@ from commlib import (
     make_reducer,
     predict,
 )
-from commlib.cost import ENTRIES_OF_A_MESSAGE, LONGEST_WAIT, WAITING, Group, Speeds, Step, Work, sparse_bytes
+from commlib.cost import (
+    ENTRIES_OF_A_MESSAGE,
+    LONGEST_WAIT_SECONDS,
+    WAITING,
+    Group,
+    Speeds,
+    Step,
+    Work,
+    sparse_bytes,
+)
 from commlib.network import node_of_ranks
 from commlib.reducers import reducer_options
 from commlib.transport import simulated
@@ -360,5 +369,13 @@ def test_few_places_are_cleared_and_otherwise_all():
 def test_a_step_of_ranks_that_share_cores_waits_in_proportion_and_at_most_so_long():
     own, shared = (Speeds(0, 0, 0, 0, 0, 0, {"fp32": 0}, shared=each) for each in (False, True))
     assert (own.with_waits(0.5), own.with_waits(1e-3)) == (0.5, 1e-3)
-    assert shared.with_waits(0.5) == 0.5 + LONGEST_WAIT
+    assert shared.with_waits(0.5) == 0.5 + LONGEST_WAIT_SECONDS
     assert shared.with_waits(1e-3) == pytest.approx(1e-3 * (1 + WAITING))
+
+
+def test_waits_for_cores_are_part_of_the_prediction():
+    speeds = [Speeds(1e-9, 0, 0, 0, 0, 0, {"fp32": 0}, shared=shared) for shared in (False, True)]
+    alone, waiting = (predict("dense", layout(4, 1), 1000, network=NETWORK, speeds=each) for each in speeds)
+    assert alone.computing > 0
+    assert waiting.computing == pytest.approx((1 + WAITING) * alone.computing)
+    assert waiting.inter == alone.inter

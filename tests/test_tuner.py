@@ -104,6 +104,17 @@ def test_a_kernel_takes_as_long_as_on_all_ranks_that_share_the_cores(monkeypatch
     assert seconds == pytest.approx([world_size * WORK_SECONDS] * world_size)
 
 
+@pytest.mark.parametrize("crowded", [(), (2,)])
+def test_all_ranks_know_whether_any_of_them_shares_a_core(crowded):
+    def body(comm):
+        comm.shares_cores = comm.rank in crowded
+        return probe.measure(Topology(comm)).speeds
+
+    first, *others = simulated.run(body, 3, cores=1)
+    assert first.shared == bool(crowded)
+    assert all(each == first for each in others)
+
+
 def test_every_kernel_and_codec_has_a_speed():
     speeds = measured(Network(), 2, 2, cores=1).speeds
     assert speeds.code.keys() == set(WIRES)

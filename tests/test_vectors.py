@@ -215,9 +215,11 @@ def test_a_slice_counts_from_its_beginning(representation):
     assert part.to_dense().tolist() == [2, 0, 0, 3]
 
 
-def test_without_leaves_the_entries_that_the_other_has_not():
-    left = sparse(20, {1: 1, 5: 2, 8: 3, 19: 4}).without(sparse(20, {0: 9, 5: 9, 6: 9, 8: 9}))
+def test_without_leaves_the_entries_that_the_other_has_not_and_within_those_that_it_has():
+    vector, other = sparse(20, {1: 1, 5: 2, 8: 3, 19: 4}), sparse(20, {0: 9, 5: 9, 6: 9, 8: 9})
+    left, both = vector.without(other), vector.within(other)
     assert (left.indices_or_range.tolist(), left.values.tolist()) == ([1, 19], [1, 4])
+    assert (both.indices_or_range.tolist(), both.values.tolist()) == ([5, 8], [2, 3])
 
 
 @pytest.mark.parametrize("representation", [lambda vector: vector, as_dense], ids=["sparse", "dense"])

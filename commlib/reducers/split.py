@@ -53,15 +53,16 @@ def _sums_codec(step: Step) -> ValueCodec:
 CLUSTERED = 16
 
 
-def _fullest(step: Step) -> float:
-    """Return the share of all selected entries that are in the fullest range, whose owner all wait for."""
-    return min(1.0, (CLUSTERED if step.clustered else 1) / step.world.size)
+def _fullest(step: Step, entries: float) -> float:
+    """Return how many of so many entries are in the fullest range, whose owner all wait for."""
+    share = min(1.0, (CLUSTERED if step.clustered else 1) / step.world.size)
+    return min(share * entries, step.size / step.world.size)
 
 
 def _ssar_seconds(step: Step) -> LinkSeconds:
     """Send the fullest range to its owner, then the sums; balanced it is SparCML's lower bound (5.3.2)."""
-    own, share = step.size / step.world.size, _fullest(step)
-    split = step.world.exchange(step.message(min(share * step.k, own), own))
+    own = step.size / step.world.size
+    split = step.world.exchange(step.message(_fullest(step, step.k), own))
     sums = step.message(union(step.world.size, step.k, step.size) / step.world.size, own)
     return step.on_slowest_link(split + step.world.ring(sums))
 
@@ -76,7 +77,7 @@ def _dsar_seconds(step: Step) -> LinkSeconds:
 
 def _ssar_work(step: Step) -> Work:
     """Select; add up the fullest range of every rank; put the sums of all ranges together."""
-    whole, added = union(step.world.size, step.k, step.size), _fullest(step) * step.world.size * step.k
+    whole, added = union(step.world.size, step.k, step.size), step.world.size * _fullest(step, step.k)
     split = Work(entry=added, coded=added + whole, messages=step.world.size + 1)
     return step.selecting(step.size, step.k) + split + step.rounding(step.k) + step.placing_sum()
 

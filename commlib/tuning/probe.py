@@ -360,5 +360,5 @@ def _speeds(world: Communicator) -> Speeds:
             wire: seconds(lambda: codec.decode(codec.encode(selected[0]), size)) / many  # noqa: B023
             for wire, codec in ((wire, kernels.make_codec(wire)) for wire in WIRES)
         },
-        shared=world.shares_cores and arrays is np,
+        shared=arrays is np and bool(world.allgather_ints([world.shares_cores]).any()),
     )

@@ -320,7 +320,8 @@ def seconds_in_turns(
 ) -> list[list[float]]:
     """Return the seconds of each candidate's steps, which take turns.
 
-    They are so many, more where they take less than ``LEAST_SECONDS``, and fewer after so many seconds.
+    At least ``steps`` each; more, up to ``MOST_STEPS``, until they took ``LEAST_SECONDS`` a candidate, with
+    those before that do not count; fewer once they took ``seconds`` a candidate.
     """
     reducers = [make_reducer(each.reducer, topology, case.size, **settings(case, each)) for each in chosen]
     taken: list[list[float]] = [[] for _ in chosen]

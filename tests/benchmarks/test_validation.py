@@ -24,7 +24,7 @@ def test_all_that_auto_picks_from_is_measured_on_every_cluster():
         assert list(group.steps) == known
 
 
-def test_predictions_are_as_near_as_the_page_says():
+def test_predictions_are_near_what_was_measured():
     ratios = list(chain.from_iterable(each.errors() for each in validate.groups()))
     assert len(ratios) >= 1000
     assert sum(abs(each - 1) <= 0.12 for each in ratios) >= 0.5 * len(ratios)
