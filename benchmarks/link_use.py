@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks import race_job
 from benchmarks.drawing.style import PALETTE, docs_picture
-from benchmarks.drawing.tables import markdown, rate_in_words
+from benchmarks.drawing.tables import layout_in_words, markdown, rate_in_words
 from benchmarks.emulated.nodes import Cluster
 from commlib import Topology
 from training.bench.record import Seconds
@@ -140,7 +140,7 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
     lines = [
         [
             rate_in_words(each["case"]["rate"]),
-            each["case"]["layout"].replace("x", " × "),
+            layout_in_words(each["case"]["layout"]),
             each["case"]["variant"],
             f"{1e3 * each['seconds']['median'] / each['steps']:.1f}",
             f"{each['peak_bytes'] / 1e3:,.0f}",

@@ -51,15 +51,13 @@ if [ "$(uname)" != Linux ] || [ "$(id -u)" != 0 ]; then
     exit
 fi
 
-vgg=14728266 # entries of VGG-16
 on_cluster() { keep "$1" benchmarks.reducers --cluster "${@:2}"; }
-on_cluster cluster --rate 1gbit --size $vgg
+on_cluster cluster --rate 1gbit --size 14728266 # entries of VGG-16
 on_cluster cluster-1m --rate 1gbit --size 1000000 --density 0.001 --no-horovod --algorithm ring --steps 40
-until idle; do sleep 20; done
-# This one is not measured again where something came up meanwhile.
-grep -qsx validate "$measured" || rm -f docs/validation/cells.jsonl # of an earlier run
+# It measures the clusters that are not in its own file yet: those of an earlier run are.
+grep -qsx validate "$measured" || rm -f docs/validation/cells.jsonl
 echo validate >>"$measured"
-.venv/bin/python -m benchmarks.validate --measure # the clusters that are not in that file yet
+part /dev/null .venv/bin/python -m benchmarks.validate --measure
 .venv/bin/python -m benchmarks.validate --simulate
 for shape in url webspam; do
     for loss in logistic hinge; do keep linear benchmarks.linear --cluster --shape $shape --loss $loss; done

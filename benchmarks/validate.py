@@ -1,16 +1,16 @@
 """Compare the cost model, the virtual clock and what ``auto`` picks with measurements: docs/validation.md.
 
-    python -m benchmarks.validate --measure     # as root, an hour and a half alone: emulated clusters
+    python -m benchmarks.validate --measure     # as root, an hour alone: emulated clusters
     python -m benchmarks.validate --simulate    # a part of it on simulated ranks: some minutes
     python -m benchmarks.validate               # the tables and the picture, from the last of both
 
-On each cluster links and kernels are measured first, as by ``tune``. Then in each case ``auto`` tries a few
-candidates, and all reducers and codecs that it picks from take steps in turns.
+On each cluster links and kernels are measured first, and in each case a few candidates are tried, as by
+``tune``. Then all reducers and codecs that ``auto`` picks from take steps in turns.
 """
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate, chain, groupby, pairwise, product
@@ -18,9 +18,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks import convergence
 from benchmarks.drawing.pages import rewrite
 from benchmarks.drawing.style import PALETTE, docs_picture
-from benchmarks.drawing.tables import markdown, rate_in_words
+from benchmarks.drawing.tables import layout_in_words, markdown, percent, rate_in_words
 from benchmarks.jobs import DEFAULT, Layout, cluster_until_end, environment, module
 from commlib import REDUCERS, Communicator, Network, Topology, make_reducer
 from commlib.transport import simulated
@@ -34,7 +35,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE, PICTURES = DOCS / "validation.md", DOCS / "validation"
 RECORDS = PICTURES / "cells.jsonl"  # what ``--measure`` appends
 VIRTUAL = PICTURES / "simulated.jsonl"  # what ``--simulate`` writes
-COLORS = (*PALETTE, "#999999", "#8c564b", "#bcbd22", "#17becf", "#e377c2", "#000000", "#7f7f7f")
+COLORS = (*PALETTE, "#999999", "#8c564b", "#bcbd22", "#17becf", "#e377c2", "#9467bd", "#aec7e8")
 
 SMALL, VGG16 = 1_000_000, 14_728_266
 FEW, ALL = ((SMALL, 0.01),), ((SMALL, 0.01), (SMALL, 0.001), (VGG16, 0.01))  # entries and densities
@@ -94,12 +95,12 @@ def measure() -> None:
 
 def records() -> list[dict[str, Any]]:
     """Return the measured cells."""
-    return [json.loads(line) for line in RECORDS.read_text().splitlines()] if RECORDS.exists() else []
+    return convergence.recorded(RECORDS)
 
 
 # ---- Simulated ranks ----
 
-SIMULATED = ("1gbit", "10gbit")  # on 4 × 2 ranks, of SMALL entries
+SIMULATED = [{"layout": "4x2", "rate": rate, "delay_ms": 0.0} for rate in ("1gbit", "10gbit")]
 
 
 def on_simulated_ranks(case: Case, network: Network, cores: int) -> dict[Candidate, float]:
@@ -112,25 +113,19 @@ def on_simulated_ranks(case: Case, network: Network, cores: int) -> dict[Candida
         for candidate in tuner.candidates(between_nodes=max(lengths) > 1):
             options = tuner.settings(case, candidate)
             with make_reducer(candidate.reducer, topology, case.size, **options) as reducer:
-                taken = []
-                for step in range(3):
-                    gradient = gradients.of(comm.rank, step)
-                    comm.barrier()
-                    start = comm.now()
-                    reducer.reduce(gradient)
-                    taken.append(max(comm.allgather_objects(comm.now() - start)))
-            found[candidate] = min(taken[1:])
+                drawn = (gradients.of(comm.rank, step) for step in range(3))
+                _, *taken = [tuner.step_seconds(comm, reducer, each) for each in drawn]
+            found[candidate] = min(taken)
         return found
 
     return simulated.run(body, sum(lengths), lengths, network, cores=cores)[0]
 
 
 def simulate() -> None:
-    """Simulate the cells of ``SIMULATED``."""
+    """Simulate the cells of ``SIMULATED``, but for the large gradients."""
     with VIRTUAL.open("w") as file:
         for group in groups():
-            rate, small = group.cell["rate"], group.case.size == SMALL
-            if small and rate in SIMULATED and group.cell == {"layout": "4x2", "rate": rate, "delay_ms": 0.0}:
+            if group.cell in SIMULATED and group.case.size == SMALL:
                 found = on_simulated_ranks(group.case, group.profile.network, group.cores)
                 file.write(json.dumps([group.name, [[*astuple(each), found[each]] for each in found]]) + "\n")
 
@@ -218,8 +213,10 @@ def groups() -> list[Group]:
 def virtual() -> list[tuple[Group, dict[Candidate, float]]]:
     """Return the groups that were simulated, and the seconds of each candidate there."""
     by_name = {tuple(each.name): each for each in groups()}
-    rows = [json.loads(line) for line in VIRTUAL.read_text().splitlines()]
-    return [(by_name[tuple(name)], {Candidate(*row[:3]): row[3] for row in own}) for name, own in rows]
+    return [
+        (by_name[tuple(name)], {Candidate(*row[:3]): row[3] for row in own})
+        for name, own in convergence.recorded(VIRTUAL)
+    ]
 
 
 # ---- The page ----
@@ -243,18 +240,19 @@ def within(ratios: Sequence[float], limit: float) -> str:
     return percent(sum(abs(each - 1) <= limit for each in ratios) / len(ratios))
 
 
-def percent(share: float) -> str:
-    """Return a share in per cent.
+def errors(given: Iterable[Group], reducer: str | None = None) -> list[float]:
+    """Return expected over measured seconds of the candidates of these groups, or of those of a reducer."""
+    return list(chain.from_iterable(each.errors(reducer) for each in given))
 
-    >>> percent(1 / 3)
-    '33 %'
-    """
-    return f"{100 * share:.0f} %"
+
+def reducers() -> list[str]:
+    """Return the reducers that were measured anywhere, in their order."""
+    return list(dict.fromkeys(candidate.reducer for each in groups() for candidate in each.steps))
 
 
 def of_errors() -> str:
     """Return the sentence about all predictions."""
-    ratios = list(chain.from_iterable(each.errors() for each in groups()))
+    ratios = errors(groups())
     return (
         f"Of {len(ratios):,} predictions half are off by at most {off(ratios)}, "
         f"and {within(ratios, 0.25)} by at most 25 %.\n"
@@ -265,8 +263,9 @@ def by_cluster() -> str:
     """Return the table of errors by links and layout."""
     rows = []
     for (layout, rate, delay), of_cell in groupby(groups(), key=lambda each: tuple(each.cell.values())):
-        ratios = list(chain.from_iterable(each.errors() for each in of_cell))
-        rows.append([shape(layout), rate_in_words(rate), f"{delay:g} ms", *summary(ratios)])
+        rows.append(
+            [layout_in_words(layout), rate_in_words(rate), f"{delay:g} ms", *summary(errors(of_cell))]
+        )
     return markdown(["nodes × ranks", "rate", "latency", *SUMMARY], rows)
 
 
@@ -281,8 +280,7 @@ def summary(ratios: Sequence[float]) -> list[str]:
 def by_reducer() -> str:
     """Return the table of errors by reducer, also of those on simulated ranks."""
     rows = []
-    for reducer in dict.fromkeys(candidate.reducer for each in groups() for candidate in each.steps):
-        ratios = list(chain.from_iterable(each.errors(reducer) for each in groups()))
+    for reducer in reducers():
         on_virtual_clock = [
             value / group.steps[candidate]
             for group, found in virtual()
@@ -290,7 +288,7 @@ def by_reducer() -> str:
             if candidate.reducer == reducer
         ]
         simulated_too = off(on_virtual_clock), f"{median(on_virtual_clock):.2f}"
-        rows.append([f"`{reducer}`", *summary(ratios), *simulated_too])
+        rows.append([f"`{reducer}`", *summary(errors(groups(), reducer)), *simulated_too])
     return markdown(["reducer", *SUMMARY, "simulated, off by", "simulated/measured"], rows)
 
 
@@ -313,7 +311,7 @@ def picks() -> str:
     rows = []
     for each in groups():
         layout, rate, delay, size, density = each.name
-        row = [shape(layout), rate_in_words(rate), f"{delay:g} ms", f"{size / 1e6:.3g} M"]
+        row = [layout_in_words(layout), rate_in_words(rate), f"{delay:g} ms", f"{size / 1e6:.3g} M"]
         row += [f"{100 * density:g} %", f"{1e3 * each.dense_seconds:.0f}"]
         for candidate in (each.predicted, each.picked):
             row += [f"`{candidate}`", f"{1e3 * each.steps[candidate]:.0f}", f"{each.ratio(candidate):.2f}"]
@@ -336,24 +334,14 @@ def of_wires() -> str:
     return markdown(["rate", "latency", "pairs", "`gap+fp16` is faster", "`fp32` is faster"], rows)
 
 
-def shape(layout: str) -> str:
-    """Return nodes and ranks on each.
-
-    >>> shape("4x2")
-    '4 × 2'
-    """
-    return layout.replace("x", " × ")
-
-
 def draw(path: Path) -> None:
     """Draw predicted over measured seconds, a mark a step."""
     closed = [(each, each.expected) for each in groups()]
-    names = list(dict.fromkeys(candidate.reducer for each in groups() for candidate in each.steps))
     with docs_picture(path, 9.5, 4.6) as figure:
         titles = ("closed form", "simulated")
         panels = figure.subplots(1, 2, sharey=True)
         for axes, title, found in zip(panels, titles, (closed, virtual()), strict=True):
-            for name, color in zip(names, COLORS, strict=True):
+            for name, color in zip(reducers(), COLORS, strict=True):
                 places = [
                     (1e3 * group.steps[each], 1e3 * seconds[each])
                     for group, seconds in found

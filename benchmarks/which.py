@@ -21,7 +21,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from benchmarks.drawing.pages import rewrite
 from benchmarks.drawing.style import docs_picture
-from benchmarks.drawing.tables import markdown
+from benchmarks.drawing.tables import markdown, percent
 from benchmarks.validate import on_simulated_ranks
 from commlib import REDUCERS, Link, Network, Topology, transport
 from commlib.cost import Speeds
@@ -199,15 +199,6 @@ def cells() -> tuple[list[Cell], list[Cell]]:
     return found[: -len(SIMULATED)], found[-len(SIMULATED) :]
 
 
-def share(part: int, whole: int) -> str:
-    """Return a share in per cent.
-
-    >>> share(1, 3)
-    '33 %'
-    """
-    return f"{100 * part / whole:.0f} %"
-
-
 def rounded(value: float, digits: int = 3) -> str:
     """Return so many digits, and those before the point where there are more.
 
@@ -222,11 +213,11 @@ def without_sparse(given: Sequence[Cell]) -> str:
 
     def dense(own: Sequence[Cell]) -> list[str]:
         answers = [each.on_cores for each in own], [each.other for each in own]
-        return [share(sum(not is_sparse(each.winner) for each in both), len(own)) for both in answers]
+        return [percent(sum(not is_sparse(each.winner) for each in both) / len(own)) for both in answers]
 
     cores, free = dense(given)
     fast = sum(not is_sparse(each.on_cores.winner) for each in given if each.place.gbit == GBITS[-1])
-    of_these = share(fast, sum(not is_sparse(each.on_cores.winner) for each in given))
+    of_these = percent(fast / sum(not is_sparse(each.on_cores.winner) for each in given))
     where = f"{GBITS[-1]} Gbit/s between nodes"
     sentence = (
         f"No sparse reducer is the fastest in {cores} of the cells of this map where a core computes for "
@@ -251,10 +242,10 @@ def of_winners(given: Sequence[Cell]) -> str:
         row = [f"`{name}`"]
         for both in answers:
             own = [each.over_dense for each in both if each.winner == name]
-            row += [share(len(own), len(given)), f"{rounded(median(own))} ×" if own else "–"]
+            row += [percent(len(own) / len(given)), f"{rounded(median(own))} ×" if own else "–"]
         agreed = [each for each in given if each.on_cores.winner == each.other.winner == name]
         sure = sum(min(each.on_cores.over_next, each.other.over_next) >= SURE for each in agreed)
-        rows.append([*row, share(sure, len(given))])
+        rows.append([*row, percent(sure / len(given))])
     head = ["fastest", "on cores", "over dense", "messages alone", "over dense", "sure"]
     return markdown(head, rows)
 

@@ -308,7 +308,7 @@ def tried_with(monkeypatch, seconds, noise=lambda step: 1.0, own=(), ranks_per_n
             steps.append(names[type(reducer)])
         return 1e-3 * seconds.get(names[type(reducer)], 9.0) * noise(counts[world.rank])
 
-    monkeypatch.setattr(tuner, "_step_seconds", step_seconds)
+    monkeypatch.setattr(tuner, "step_seconds", step_seconds)
     monkeypatch.setattr(tuner, "LEAST_SECONDS", 0.0)
 
     def body(comm):

@@ -21,6 +21,24 @@ def rate_in_words(rate: str) -> str:
     return rate.replace("gbit", " Gbit/s").replace("mbit", " Mbit/s")
 
 
+def layout_in_words(layout: str) -> str:
+    """Return nodes and ranks on each.
+
+    >>> layout_in_words("4x2")
+    '4 × 2'
+    """
+    return layout.replace("x", " × ")
+
+
+def percent(share: float) -> str:
+    """Return a share in per cent.
+
+    >>> percent(1 / 3)
+    '33 %'
+    """
+    return f"{100 * share:.0f} %"
+
+
 def with_notes(table: Table) -> str:
     """Return a table under its title, the names in the first column as code, its notes below."""
     header = [" ".join(name.split()) for name in table.header]

@@ -320,14 +320,14 @@ def seconds_in_turns(
 ) -> list[list[float]]:
     """Return the seconds of each candidate's steps, which take turns.
 
-    At least ``steps`` each; more, up to ``MOST_STEPS``, until they took ``LEAST_SECONDS`` a candidate, with
-    those before that do not count; fewer once they took ``seconds`` a candidate.
+    At least ``steps`` each; more, up to ``MOST_STEPS``, until they took ``LEAST_SECONDS`` a candidate; fewer
+    once they took ``seconds`` a candidate. Both limits include the warm-up.
     """
     reducers = [make_reducer(each.reducer, topology, case.size, **settings(case, each)) for each in chosen]
     taken: list[list[float]] = [[] for _ in chosen]
     for step in range(WARM_UP_STEPS + MOST_STEPS):
         for own, reducer in zip(taken, reducers, strict=True):
-            own.append(_step_seconds(topology.world, reducer, gradients[step % len(gradients)]))
+            own.append(step_seconds(topology.world, reducer, gradients[step % len(gradients)]))
         limit = LEAST_SECONDS if step >= WARM_UP_STEPS + steps - 1 else seconds
         if step >= WARM_UP_STEPS and sum(map(sum, taken)) > limit * len(chosen):
             break
@@ -336,7 +336,7 @@ def seconds_in_turns(
     return [own[WARM_UP_STEPS:] for own in taken]
 
 
-def _step_seconds(world: Communicator, reducer: Reducer, gradient: Float32) -> float:
+def step_seconds(world: Communicator, reducer: Reducer, gradient: Float32) -> float:
     """Return the seconds of a step that all ranks begin together, on the slowest rank."""
     world.barrier()
     start = world.now()
