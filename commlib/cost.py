@@ -14,7 +14,7 @@ import numpy as np
 from commlib.density import entries
 from commlib.entries import ENTRIES_A_LINE
 from commlib.errors import InvalidArgument
-from commlib.network import Link, Network
+from commlib.network import EAGER_BYTES, Link, Network
 from commlib.selection import EVERYTHING, selector_class
 from commlib.topology import LinkBytes
 from commlib.vectors import VALUE_BYTES, delta, index_dtype, partition
@@ -238,12 +238,13 @@ class Group:
         through_card = crowded.seconds(beyond * self.ranks * self.sharing * message_bytes)
         return max(inside, through_port, through_card)
 
-    def ring(self, message_bytes: float, rounds: int = 1) -> float:
+    def ring(self, message_bytes: float, rounds: int = 1, *, cut: bool = True) -> float:
         """Return the seconds in which such a message of each goes round so often: ``(P − 1)·(α + b·β)``.
 
         Groups that share the cards take turns: one sends while the message of another is on its way. Where
         the slowest link has a ``gap``, a part of what goes round waits for it as often as it comes to a node,
-        and the messages before and after it are under way meanwhile.
+        and the messages before and after it are under way meanwhile; ``cut``: in pieces of ``EAGER_BYTES``,
+        so that a hop begins when the first piece of the one before has arrived.
         """
         if message_bytes == 0:
             return 0.0
@@ -255,7 +256,10 @@ class Group:
         slow, whole = hops, link.seconds(hops * shared)
         if link.gap is not None and self.nodes > 1:
             slow, whole = min(hops, rounds * self.nodes), link.seconds_at_once(hops, shared)
-        in_turns = (slow - 1) * link.seconds(message_bytes) + link.seconds(shared)
+        turn = link.seconds(message_bytes)
+        if link.gap is not None and cut:
+            turn = max(link.seconds(min(message_bytes, EAGER_BYTES)), message_bytes * link.beta)
+        in_turns = (slow - 1) * turn + link.seconds(shared)
         return max(in_turns + (hops - slow) * self.network.intra.seconds(message_bytes), whole)
 
     def round(self, distance: int, message_bytes: float) -> float:

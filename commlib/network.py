@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from commlib.errors import InvalidArgument
 
+# Open MPI asks the receiver before it sends a longer message than this, over TCP 64 KiB by default. On a slow
+# link the answer queues behind what the receiver sends itself; meanwhile the sender's link is idle.
+EAGER_BYTES = 256 << 10
 _INTEGER_BYTES = 8
 
 

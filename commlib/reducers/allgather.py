@@ -17,7 +17,7 @@ def _traffic(step: Step, rank: int) -> LinkBytes:
 
 def _seconds(step: Step) -> LinkSeconds:
     """``(P − 1)·(α + 2k·β)``; HiTopKComm's equation 3 and gTop-k's 6 have ``α·log P`` for the latency."""
-    return step.on_slowest_link(step.world.ring(step.message(step.k, step.size)))
+    return step.on_slowest_link(step.world.ring(step.message(step.k, step.size), cut=False))
 
 
 def _work(step: Step) -> Work:

@@ -23,15 +23,19 @@ def gather_messages(
     message: Message,
     workspace: Workspace,
     allocate: Callable[[int, int], Message] | None = None,
+    *,
+    uneven: bool = False,
 ) -> list[Message]:
     """Return the message of every rank of ``comm``.
 
     The message of rank ``r`` is in ``allocate(r, bytes)``, or in the workspace until the next exchange; this
-    rank's own message may be returned as it is.
+    rank's own message may be returned as it is. ``uneven``: one may be as long as all others together. Then
+    lengths are exchanged first, so that it goes round in pieces; as a whole, each hop would wait for it.
     """
     if not is_on_gpu(message):
-        ring = Ring(comm, range(comm.size))
-        return ring.allgather_messages(message, allocate or partial(message_buffer, workspace))
+        allocate = allocate or partial(message_buffer, workspace)
+        if not uneven:
+            return Ring(comm, range(comm.size)).allgather_messages(message, allocate)
     lengths = comm.allgather_ints([len(message)])[:, 0]
     if allocate is None:
         messages = _buffers_on_gpu(lengths, message, comm.rank)

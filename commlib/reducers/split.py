@@ -15,10 +15,12 @@ from commlib.cost import (
     by_link,
     other_messages_bytes,
     partition_lengths,
+    sparse_bytes,
     union,
     whole_size,
 )
 from commlib.errors import InvalidArgument, look_up
+from commlib.network import EAGER_BYTES
 from commlib.reducers.messages import gather_messages, message_buffer, swap_messages
 from commlib.reducers.residual import SelectingReducer, SparseOptions
 from commlib.topology import LinkBytes, Topology
@@ -59,12 +61,21 @@ def _fullest(step: Step, entries: float) -> float:
     return min(share * entries, step.size / step.world.size)
 
 
+def _longest_sum(ranks: int, k: int, size: int) -> int:
+    """Return the most bytes of the sum of a range: all entries may be in one."""
+    return sparse_bytes(min(ranks * k, -(-size // ranks)), size)
+
+
 def _ssar_seconds(step: Step) -> LinkSeconds:
-    """Send the fullest range to its owner, then the sums; balanced it is SparCML's lower bound (5.3.2)."""
-    own = step.size / step.world.size
+    """Send the fullest range to its owner, then the sums; balanced it is SparCML's lower bound (5.3.2).
+
+    Long sums go round in pieces, as if ranges were balanced; their lengths are exchanged first.
+    """
+    own, ranks = step.size / step.world.size, step.world.size
     split = step.world.exchange(step.message(_fullest(step, step.k), own))
-    sums = step.message(union(step.world.size, step.k, step.size) / step.world.size, own)
-    return step.on_slowest_link(split + step.world.ring(sums))
+    in_pieces = _longest_sum(ranks, step.k, step.size) > EAGER_BYTES
+    sums = step.world.ring(step.message(union(ranks, step.k, step.size) / ranks, own), cut=in_pieces)
+    return step.on_slowest_link(split + sums + in_pieces * step.world.allgather_ints(1))
 
 
 def _dsar_seconds(step: Step) -> LinkSeconds:
@@ -72,7 +83,7 @@ def _dsar_seconds(step: Step) -> LinkSeconds:
     ranks = step.world.size
     split = step.world.exchange(step.message(step.k / ranks, step.size / ranks))
     sums = _sums_codec(step).message_bytes(round(step.size / ranks))
-    return step.on_slowest_link(split + step.world.ring(sums))
+    return step.on_slowest_link(split + step.world.ring(sums, cut=False))
 
 
 def _ssar_work(step: Step) -> Work:
@@ -106,7 +117,7 @@ class SplitReducer(SelectingReducer):
             low, high = self._ranges[comm.rank]
             return self.sum_sparse([self.codec.decode(message, high - low) for message in received], at=low)
 
-    def _gather_ranges(self, message: Message, codec: Codec) -> SparseVector:
+    def _gather_ranges(self, message: Message, codec: Codec, *, uneven: bool = False) -> SparseVector:
         """Return the vector of which every rank sends its range.
 
         If one range is dense, the vector is dense, and plain float32 values arrive in their place in it.
@@ -120,7 +131,7 @@ class SplitReducer(SelectingReducer):
             return message_buffer(self.workspace, rank, length)
 
         with self.measure(self.link):
-            messages = gather_messages(self.comm, message, self.workspace, allocate)
+            messages = gather_messages(self.comm, message, self.workspace, allocate, uneven=uneven)
         with self.measure("combine"):
             pairs = zip(sizes, map(len, messages), strict=True)
             if not any(0 < codec.message_bytes(size, size) == length for size, length in pairs):
@@ -140,7 +151,9 @@ class SSARSplit(SplitReducer):
 
     def _combine(self, selected: SparseVector) -> SparseVector:
         own = self._add_up_own_range(selected)
-        return self._gather_ranges(self.encode(own, at=self._ranges[self.comm.rank][0]), self.codec)
+        message = self.encode(own, at=self._ranges[self.comm.rank][0])
+        uneven = _longest_sum(self.comm.size, self.k, self.length) > self.comm.eager_bytes
+        return self._gather_ranges(message, self.codec, uneven=uneven)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import numpy as np
 from commlib.agreement import differences, differing
 from commlib.arrays import Array
 from commlib.errors import LaunchError, PeerFailed, RanksDisagree
+from commlib.network import EAGER_BYTES
 from commlib.transport.base import Communicator, Integers, Request, check_color
 from commlib.transport.verified import VERIFY, verified
 from commlib.transport.watchdog import MPIWatchdog, Watch, Watchdog
@@ -33,9 +34,7 @@ PIECE_BYTES = 1 << 30
 YIELDS = "OMPI_MCA_mpi_yield_when_idle"
 SHORTEST_NAP_SECONDS, LONGEST_NAP_SECONDS = 20e-6, 200e-6
 
-# Open MPI asks the receiver before it sends a longer message than this, over TCP 64 KiB by default. On a slow
-# link the answer queues behind what the receiver sends itself; meanwhile the sender's link is idle.
-EAGER_LIMIT, EAGER_BYTES = "OMPI_MCA_btl_tcp_eager_limit", 256 << 10
+EAGER_LIMIT = "OMPI_MCA_btl_tcp_eager_limit"
 
 # Of a thread that exchanges while others compute. It wakes up thousands of times a step, for microseconds;
 # without precedence it would wait for the core each time, for longer than it naps.

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from commlib import REDUCERS, Network, RanksDisagree, Topology, make_reducer
+from commlib import REDUCERS, Link, Network, RanksDisagree, Topology, make_reducer
 from commlib.transport import simulated
 from commlib.transport.base import Ring
 from tests.extent import more
@@ -240,6 +240,28 @@ def test_a_ring_sends_pieces_of_what_a_transport_sends_at_once(size):
         np.testing.assert_allclose(total, 0.5 * vectors.sum(axis=0, dtype=np.float64), atol=1e-5)
         assert longest == 248  # 62 entries
         assert sent == sent_whole
+
+
+@pytest.mark.parametrize("size, nodes", [(20_011, 5), (3_001, 3)])
+def test_a_long_sum_of_ssar_split_goes_round_in_pieces(size, nodes):
+    """Where large entries are all in one range: the same bits, without waiting for all of it at each hop."""
+    network = Network(inter=Link(alpha=1e-6, beta=1e-7, gap=1e-7))
+
+    def body(comm, eager_bytes):
+        comm.eager_bytes = eager_bytes
+        reducer = make_reducer("ssar_split", Topology(comm), size, density=0.05)
+        large = gradient(size, comm.rank, 0)
+        large[: size // nodes] *= 1000
+        mean = reducer.reduce(large).copy()
+        return mean, comm.now(), comm.sent_bytes.tolist()
+
+    pieces = simulated.run(lambda comm: body(comm, 400), nodes, 1, network)
+    whole = simulated.run(lambda comm: body(comm, 1 << 20), nodes, 1, network)
+    for (mean, _, sent), (expected, _, sent_whole) in zip(pieces, whole, strict=True):
+        np.testing.assert_array_equal(mean, expected)
+        assert sent == sent_whole
+    last, last_whole = (max(seconds for _, seconds, _ in each) for each in (pieces, whole))
+    assert last < 0.8 * last_whole
 
 
 def test_dense_takes_as_long_as_a_ring_without_any_agreement():
