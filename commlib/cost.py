@@ -476,7 +476,7 @@ class Cost:
     def _seconds_of_shards(self, step: Step) -> LinkSeconds:
         shard = step.of_shard(round(step.shard))
         intra, inter = self.seconds(shard)
-        gather = step.node.ring(sparse_bytes(round(self.applied(shard)), shard.size))
+        gather = step.node.ring(sparse_bytes(round(self.applied(shard)), shard.size), cut=False)
         return step.scatter + intra + gather, inter
 
     def _work_of_shards(self, step: Step) -> Work:

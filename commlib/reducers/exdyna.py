@@ -60,7 +60,7 @@ def _seconds(step: Step) -> LinkSeconds:
     """``3·k·(P − 1)/P`` words, for as many entries as usual, in an all-gather and an all-reduce."""
     usual = min(step.size, USUAL * step.k)
     indices = _codec(step.options["indices"]).message_bytes(round(usual), step.size) / step.world.size
-    seconds = step.world.allgather_ints(2) + step.world.ring(indices) + step.ring_allreduce(usual)
+    seconds = step.world.allgather_ints(2) + step.world.ring(indices, cut=False) + step.ring_allreduce(usual)
     return step.after_comparison(seconds)
 
 
