@@ -1,11 +1,13 @@
 """What the tuner measures, what it keeps, and what it picks."""
 
 import dataclasses
+import itertools
 import json
 import re
 from collections import Counter
 from statistics import median
 
+import numpy as np
 import pytest
 
 from commlib import REDUCERS, InvalidArgument, Link, Network, Topology, bytes_of_nodes, make_reducer, predict
@@ -102,6 +104,32 @@ def test_a_kernel_takes_as_long_as_on_all_ranks_that_share_the_cores(monkeypatch
     monkeypatch.setattr(machines, "time", processor_time)
     seconds = simulated.run(lambda comm: probe.slowest(comm, compute), world_size, cores=1)
     assert seconds == pytest.approx([world_size * WORK_SECONDS] * world_size)
+
+
+def test_a_short_kernel_is_called_several_times_in_a_run():
+    def body(comm):
+        calls = []
+
+        def action():
+            calls.append(comm.compute(5e-6))
+
+        return probe.slowest(comm, action, times=4), len(calls)
+
+    found = simulated.run(body, 3)
+    assert found == [(pytest.approx(5e-6), 4 * (probe.WARM_UP_RUNS + probe.RUNS))] * 3
+
+
+def test_actions_in_turns_differ_by_the_same_in_each_run_while_the_machine_gets_slower():
+    def body(comm):
+        seconds = itertools.count(1)
+        long, short = 3e-6 * (1 + comm.rank), 1e-6
+        return probe.in_turns(
+            comm, lambda: comm.compute(next(seconds) + short), lambda: comm.compute(next(seconds) + long)
+        )
+
+    for found in simulated.run(body, 2):
+        assert found.shape == (probe.RUNS, 2)
+        assert found[:, 1] - found[:, 0] == pytest.approx(np.full(probe.RUNS, 1 + 5e-6), rel=1e-9)
 
 
 @pytest.mark.parametrize("crowded", [(), (2,)])

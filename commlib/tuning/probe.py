@@ -8,6 +8,7 @@ import os
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,7 @@ INCAST_BYTES = 1 << 19
 HOPS = 8  # short messages one after the other
 BURST = 16  # messages of a rank at once, when the gap between them is measured
 RUNS, WARM_UP_RUNS = 11, 2
+CALLS = 8  # in one run, of kernels that take less than a turn on a shared core
 SHORTEST_SECONDS = 1e-9  # that a clock can measure
 KERNEL_SIZE, KERNEL_DENSITIES = 1 << 23, (0.01, 0.001)
 ADDED_UP = 4  # vectors, when the speed of adding up sparse ones is measured
@@ -323,16 +325,31 @@ def _to_and_fro(comm: Communicator, message: Bytes) -> None:
         comm.send(message, 0).wait()
 
 
-def slowest(world: Communicator, action: Callable[[], object]) -> float:
-    """Return the seconds that ``action`` takes on the slowest rank, the median of several runs."""
+def slowest(world: Communicator, action: Callable[[], object], times: int = 1) -> float:
+    """Return the seconds that ``action`` takes on the slowest rank, the median of several runs.
+
+    ``times``: it is called so often in a run; several for what is shorter than a turn of a rank on its core.
+    """
+
+    def run() -> None:
+        for _ in range(times):
+            action()
+
+    return float(np.median(in_turns(world, run))) / times
+
+
+def in_turns(world: Communicator, *actions: Callable[[], object]) -> Float64:
+    """Return the seconds of actions on the slowest rank, run by run: the actions take turns in each."""
     own = []
     for _ in range(WARM_UP_RUNS + RUNS):
-        world.barrier()
-        start = world.now()
-        action()
-        finish(world.arrays)
-        own.append(world.now() - start)
-    return float(np.median(np.max(world.allgather_objects(own), axis=0)[WARM_UP_RUNS:]))
+        for action in actions:
+            world.barrier()
+            start = world.now()
+            action()
+            finish(world.arrays)
+            own.append(world.now() - start)
+    seconds: Float64 = np.max(world.allgather_objects(own), axis=0)
+    return seconds.reshape(-1, len(actions))[WARM_UP_RUNS:]
 
 
 def _speeds(world: Communicator) -> Speeds:
@@ -344,20 +361,27 @@ def _speeds(world: Communicator) -> Speeds:
     turned = (arrays.asarray(np.roll(host, turn)) for turn in range(ADDED_UP))
     selected = [kernels.make_selector("exact").select(vector, many) for vector in turned]
 
-    def seconds(action: Callable[[], object]) -> float:
-        return slowest(world, action)
+    def seconds(action: Callable[[], object], times: int = 1) -> float:
+        return slowest(world, action, times)
 
-    selecting = {k: seconds(lambda: selector.select_sum(gradient, residual, k, out)) for k in (many, few)}  # noqa: B023
-    keep = max(0.0, (selecting[many] - selecting[few]) / (many - few))
+    targets = gradient, residual, out
+
+    def place() -> None:
+        for each in targets:  # in turns, as what a step places entries in has left the caches
+            selected[0].subtract_from(each)
+
+    few_and_many = [partial(selector.select_sum, gradient, residual, k, out) for k in (few, many)]
+    selecting = in_turns(world, *few_and_many)
+    keep = max(0.0, float(np.median(selecting[:, 1] - selecting[:, 0])) / (many - few))
     return Speeds(
         add=seconds(lambda: np.add(gradient, residual, out=out)) / size,
-        fill=seconds(lambda: out.fill(0)) / size,
-        select=max(0.0, selecting[few] - few * keep) / size,
+        fill=seconds(lambda: out.fill(0), CALLS) / size,
+        select=max(0.0, float(np.median(selecting[:, 0])) - few * keep) / size,
         keep=keep,
-        place=seconds(lambda: selected[0].subtract_from(out)) / many,
-        entry=seconds(lambda: kernels.sum_sparse(selected)) / (ADDED_UP * many),
+        place=seconds(place, CALLS) / (len(targets) * many),
+        entry=seconds(lambda: kernels.sum_sparse(selected), CALLS) / (ADDED_UP * many),
         code={
-            wire: seconds(lambda: codec.decode(codec.encode(selected[0]), size)) / many  # noqa: B023
+            wire: seconds(lambda: codec.decode(codec.encode(selected[0]), size), CALLS) / many  # noqa: B023
             for wire, codec in ((wire, kernels.make_codec(wire)) for wire in WIRES)
         },
         shared=arrays is np and bool(world.allgather_ints([world.shares_cores]).any()),
