@@ -4,6 +4,7 @@ All ranks measure at the same time: they share cards, memory and perhaps cores i
 """
 
 import json
+import math
 import os
 import platform
 from collections.abc import Callable, Mapping
@@ -200,10 +201,11 @@ class Gradients:
 
 MESSAGE_BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 21, 1 << 23)
 INCAST_BYTES = 1 << 19
-HOPS = 8  # short messages one after the other
+HOPS = 24  # short messages one after the other
 BURST = 16  # messages of a rank at once, when the gap between them is measured
 RUNS, WARM_UP_RUNS = 11, 2
-CALLS = 8  # in one run, of kernels that take less than a turn on a shared core
+KERNEL_SECONDS = 0.02  # of a run: in less than its turn on a shared core, a rank would seem to be alone
+MOST_CALLS = 64
 SHORTEST_SECONDS = 1e-9  # that a clock can measure
 KERNEL_SIZE, KERNEL_DENSITIES = 1 << 23, (0.01, 0.001)
 ADDED_UP = 4  # vectors, when the speed of adding up sparse ones is measured
@@ -269,7 +271,7 @@ def _link(world: Communicator, comm: Communicator, sharing: int) -> Link | None:
     outgoing, incoming = world.arrays.zeros((2, BURST * short), np.uint8)
     burst = _chain(world, comm, outgoing, incoming, HOPS, short)
     gap = (burst - seconds[0]) / (BURST - 1)
-    alone = slowest(world, lambda: _to_and_fro(comm, outgoing[:short]) if pair else None) / 2
+    alone = slowest(world, lambda: _to_and_fro(comm, outgoing[:short]) if pair else None, HOPS) / 2
     busy = min(alpha - (alone - short * beta), alpha)
     return Link(alpha, beta, gap=min(max(gap, 0.0), alpha), busy=max(busy, 0.0))
 
@@ -326,30 +328,38 @@ def _to_and_fro(comm: Communicator, message: Bytes) -> None:
 
 
 def slowest(world: Communicator, action: Callable[[], object], times: int = 1) -> float:
-    """Return the seconds that ``action`` takes on the slowest rank, the median of several runs.
+    """Return the seconds that ``action`` takes on the slowest rank, the median of several runs."""
+    return float(np.median(in_turns(world, action, times=times)))
 
-    ``times``: it is called so often in a run; several for what is shorter than a turn of a rank on its core.
+
+def in_turns(world: Communicator, *actions: Callable[[], object], times: int = 1) -> Float64:
+    """Return the seconds of each action on the slowest rank, run by run: they take turns in each.
+
+    ``times``: an action is called so often in a run, which counts by the mean.
     """
-
-    def run() -> None:
-        for _ in range(times):
-            action()
-
-    return float(np.median(in_turns(world, run))) / times
-
-
-def in_turns(world: Communicator, *actions: Callable[[], object]) -> Float64:
-    """Return the seconds of actions on the slowest rank, run by run: the actions take turns in each."""
     own = []
     for _ in range(WARM_UP_RUNS + RUNS):
         for action in actions:
             world.barrier()
             start = world.now()
-            action()
+            for _ in range(times):
+                action()
             finish(world.arrays)
             own.append(world.now() - start)
-    seconds: Float64 = np.max(world.allgather_objects(own), axis=0)
+    seconds: Float64 = np.max(world.allgather_objects(own), axis=0) / times
     return seconds.reshape(-1, len(actions))[WARM_UP_RUNS:]
+
+
+def calls_of_run(world: Communicator, action: Callable[[], object]) -> int:
+    """Return how many calls take ``KERNEL_SECONDS``, up to ``MOST_CALLS``, the same number on all ranks."""
+    action()  # the first takes longer
+    start = world.now()
+    action()
+    finish(world.arrays)
+    longest = max(world.allgather_objects(world.now() - start))
+    if longest < SHORTEST_SECONDS:  # on a virtual clock that computing does not move
+        return 1
+    return min(MOST_CALLS, math.ceil(KERNEL_SECONDS / longest))
 
 
 def _speeds(world: Communicator) -> Speeds:
@@ -361,27 +371,25 @@ def _speeds(world: Communicator) -> Speeds:
     turned = (arrays.asarray(np.roll(host, turn)) for turn in range(ADDED_UP))
     selected = [kernels.make_selector("exact").select(vector, many) for vector in turned]
 
-    def seconds(action: Callable[[], object], times: int = 1) -> float:
-        return slowest(world, action, times)
-
-    targets = gradient, residual, out
+    def seconds(action: Callable[[], object]) -> float:
+        return slowest(world, action, calls_of_run(world, action))
 
     def place() -> None:
-        for each in targets:  # in turns, as what a step places entries in has left the caches
+        for each in (gradient, residual, out):  # in turns, as these have left the caches in a step
             selected[0].subtract_from(each)
 
     few_and_many = [partial(selector.select_sum, gradient, residual, k, out) for k in (few, many)]
-    selecting = in_turns(world, *few_and_many)
+    selecting = in_turns(world, *few_and_many, times=calls_of_run(world, few_and_many[0]))
     keep = max(0.0, float(np.median(selecting[:, 1] - selecting[:, 0])) / (many - few))
     return Speeds(
         add=seconds(lambda: np.add(gradient, residual, out=out)) / size,
-        fill=seconds(lambda: out.fill(0), CALLS) / size,
+        fill=seconds(lambda: out.fill(0)) / size,
         select=max(0.0, float(np.median(selecting[:, 0])) - few * keep) / size,
         keep=keep,
-        place=seconds(place, CALLS) / (len(targets) * many),
-        entry=seconds(lambda: kernels.sum_sparse(selected), CALLS) / (ADDED_UP * many),
+        place=seconds(place) / (3 * many),
+        entry=seconds(lambda: kernels.sum_sparse(selected)) / (ADDED_UP * many),
         code={
-            wire: seconds(lambda: codec.decode(codec.encode(selected[0]), size), CALLS) / many  # noqa: B023
+            wire: seconds(lambda: codec.decode(codec.encode(selected[0]), size)) / many  # noqa: B023
             for wire, codec in ((wire, kernels.make_codec(wire)) for wire in WIRES)
         },
         shared=arrays is np and bool(world.allgather_ints([world.shares_cores]).any()),
