@@ -63,7 +63,12 @@ class Link:
         return self.alpha + max(last - self.busy, (messages - 1) * self.gap)
 
     def agreement_seconds(self, ranks: int, integers: int) -> float:
-        """Return the seconds to all-gather some integers: ``α·⌈log₂ P⌉ + 8·i·(P − 1)·β``."""
+        """Return the seconds to all-gather some integers: ``α·⌈log₂ P⌉ + 8·i·(P − 1)·β``.
+
+        Where the ``gap`` is known, each rank sends its own to all others at once, as Open MPI does.
+        """
+        if self.gap is not None and ranks > 1:
+            return self.seconds_at_once(ranks - 1, _INTEGER_BYTES * integers)
         return (ranks - 1).bit_length() * self.alpha + _INTEGER_BYTES * integers * (ranks - 1) * self.beta
 
 

@@ -28,6 +28,7 @@ from commlib.cost import (
 from commlib.network import EAGER_BYTES, node_of_ranks
 from commlib.reducers import reducer_options
 from commlib.transport import simulated
+from commlib.vectors import VALUE_BYTES
 from tests.extent import dealt, more
 
 
@@ -187,6 +188,20 @@ def test_near_it_where_messages_are_under_way_together(name, world_size, ranks_p
     is_flat = ranks_per_node in (None, 1)
     found = predicted(name, world_size, ranks_per_node, size, TOGETHER).seconds
     assert found == pytest.approx(expected, rel=1e-6 if is_flat else 0.1)
+
+
+def test_where_messages_are_under_way_together_an_agreement_waits_for_one_latency():
+    link = Link(20e-3, 1e-9, gap=10e-6)
+    assert link.agreement_seconds(8, 2) == pytest.approx(20e-3 + 6 * 10e-6 + 16e-9)
+    assert link.agreement_seconds(1, 2) == 0
+    assert Link(20e-3, 1e-9).agreement_seconds(8, 2) == pytest.approx(3 * 20e-3 + 7 * 16e-9)
+
+
+def test_one_port_takes_in_the_messages_of_all_others_without_an_incast():
+    network = Network(Link(1e-6, 1e-10, gap=1e-7), Link(20e-3, 1e-9, incast=3.0, gap=1e-7))
+    assert Group(4, 2, network).gather(1000) == pytest.approx(20e-3 + 6 * 1e-6)
+    assert Group(1, 4, network).gather(1000) == pytest.approx(1e-6 + 3e-7)
+    assert Group(4, 2, network).gather(0) == Group(1, 1, network).gather(1000) == 0
 
 
 def test_latency_of_the_wire_is_waited_for_once_in_an_exchange_and_at_each_hop_of_a_ring():
@@ -381,6 +396,25 @@ def test_few_places_are_cleared_and_otherwise_all():
     step = Step(layout(4, 2), 1600, {})
     assert step.placing(99.0) == Work(place=198.0)
     assert step.placing(100.0) == Work(fill=1600.0, place=100.0)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "clustered", "selected", "expected"),
+    [(8, True, 100, 100), (8, False, 100, 12.5), (32, True, 100, 50), (8, True, 900, 800)],
+)
+def test_the_fullest_range_has_all_entries_where_they_are_clustered(ranges, clustered, selected, expected):
+    step = Step(layout(ranges, 1), 800 * ranges, {}, clustered=clustered)
+    assert step.fullest(selected) == expected
+
+
+def test_the_indices_of_the_fullest_partition_of_exdyna_go_round_as_a_whole():
+    clustered, balanced = (
+        Step(layout(8, 1), 40_000, {"density": 0.01, "indices": "raw32"}, NETWORK, clustered=each)
+        for each in (True, False)
+    )
+    seconds, evenly = (sum(REDUCERS["exdyna"].cost.seconds(step)) for step in (clustered, balanced))
+    apart = VALUE_BYTES * (520 - 65)  # 1.3 times k indices, or an eighth of them
+    assert seconds - evenly == pytest.approx(7 * apart * NETWORK.inter.beta)
 
 
 def test_a_step_of_ranks_that_share_cores_waits_in_proportion_and_at_most_so_long():

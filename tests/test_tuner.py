@@ -373,10 +373,15 @@ def test_a_tenth_of_a_step_is_not_worth_another_reducer_than_dense(monkeypatch):
 
 
 def test_nor_is_less_than_the_spread_of_the_measurements(monkeypatch):
-    def always_busy(step):
-        return 1.0 + 0.5 * (step // 7 % 2)  # a process beside it, now and then
+    seconds = CLOSE_TO_DENSE | {"hitopk": 0.8}
+    quiet, steps = tried_with(monkeypatch, seconds)
+    together = sum(each.spread is not None for each in quiet.trials)
+    apart = len(steps) - (tuner.WARM_UP_STEPS + tuner.STEPS) * together
 
-    given, steps = tried_with(monkeypatch, CLOSE_TO_DENSE | {"hitopk": 0.8}, always_busy)
+    def busy_in_turns(step):  # a process beside it, in every other round
+        return 1.0 + 0.5 * (step > apart and (step - apart - 1) // together % 2)
+
+    given, steps = tried_with(monkeypatch, seconds, busy_in_turns)
     last = [each for each in given.trials if each.spread is not None]
     turns = (tuner.WARM_UP_STEPS + tuner.STEPS) * len(last)
     assert steps[-tuner.ATTEMPTS * turns : -turns] == (tuner.ATTEMPTS - 1) * steps[-turns:]

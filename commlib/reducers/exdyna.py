@@ -57,9 +57,13 @@ def _traffic(step: Step, rank: int) -> LinkBytes:
 
 
 def _seconds(step: Step) -> LinkSeconds:
-    """``3·k·(P − 1)/P`` words, for as many entries as usual, in an all-gather and an all-reduce."""
+    """``3·k·(P − 1)/P`` words, for as many entries as usual, in an all-gather and an all-reduce.
+
+    The fullest partition is that of the first steps: a hop of the all-gather waits for all of its indices.
+    """
     usual = min(step.size, USUAL * step.k)
-    indices = _codec(step.options["indices"]).message_bytes(round(usual), step.size) / step.world.size
+    partition = round(step.size / step.world.size)
+    indices = _codec(step.options["indices"]).message_bytes(round(step.fullest(usual)), partition)
     seconds = step.world.allgather_ints(2) + step.world.ring(indices, cut=False) + step.ring_allreduce(usual)
     return step.after_comparison(seconds)
 

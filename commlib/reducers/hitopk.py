@@ -25,8 +25,9 @@ def _traffic(step: Step, rank: int) -> LinkBytes:
 def _seconds(step: Step) -> LinkSeconds:
     """HiTopKComm's equation 9, with ``(m − 1)·α`` for the gather between nodes."""
     message = step.message(step.k, step.size)
-    gather = step.world.exchange if message <= DIRECT_BYTES else step.world.ring
-    return step.on_slowest_link(gather(message))
+    direct = message <= DIRECT_BYTES
+    seconds = step.world.exchange(message) if direct else step.world.ring(message, cut=False)
+    return step.on_slowest_link(seconds)
 
 
 class HiTopK(AllGather):

@@ -51,16 +51,6 @@ def _sums_codec(step: Step) -> ValueCodec:
     return look_up(VALUE_CODECS, "codec", step.options["sums"])()
 
 
-# Large entries are clustered: of gradients like those of training the fullest of 16 ranges has nearly all.
-CLUSTERED = 16
-
-
-def _fullest(step: Step, entries: float) -> float:
-    """Return how many of so many entries are in the fullest range, whose owner all wait for."""
-    share = min(1.0, (CLUSTERED if step.clustered else 1) / step.world.size)
-    return min(share * entries, step.size / step.world.size)
-
-
 def _longest_sum(ranks: int, k: int, size: int) -> int:
     """Return the most bytes of the sum of a range: all entries may be in one."""
     return sparse_bytes(min(ranks * k, -(-size // ranks)), size)
@@ -72,7 +62,8 @@ def _ssar_seconds(step: Step) -> LinkSeconds:
     Long sums go round in pieces, as if ranges were balanced; their lengths are exchanged first.
     """
     own, ranks = step.size / step.world.size, step.world.size
-    split = step.world.exchange(step.message(_fullest(step, step.k), own))
+    fullest = step.message(step.fullest(step.k), own)
+    split = max(step.world.exchange(step.message(step.k / ranks, own)), step.world.gather(fullest))
     in_pieces = _longest_sum(ranks, step.k, step.size) > EAGER_BYTES
     sums = step.world.ring(step.message(union(ranks, step.k, step.size) / ranks, own), cut=in_pieces)
     return step.on_slowest_link(split + sums + in_pieces * step.world.allgather_ints(1))
@@ -88,7 +79,7 @@ def _dsar_seconds(step: Step) -> LinkSeconds:
 
 def _ssar_work(step: Step) -> Work:
     """Select; add up the fullest range of every rank; put the sums of all ranges together."""
-    whole, added = union(step.world.size, step.k, step.size), step.world.size * _fullest(step, step.k)
+    whole, added = union(step.world.size, step.k, step.size), step.world.size * step.fullest(step.k)
     split = Work(entry=added, coded=added + whole, messages=step.world.size + 1)
     return step.selecting(step.size, step.k) + split + step.rounding(step.k) + step.placing_sum()
 

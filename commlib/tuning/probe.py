@@ -234,7 +234,7 @@ def implausible(profile: Profile) -> str | None:
 
 
 def measure(topology: Topology) -> Profile:
-    """Measure links and kernels, a few seconds; all ranks call it together, and all get the same profile."""
+    """Measure links and kernels, some seconds; all ranks call it together, and all get the same profile."""
     network = Network()  # the default values of a link that the job does not have are never used
     intra = _link(topology.world, topology.node, sharing=1) or network.intra
     inter = _link(topology.world, topology.stream, sharing=topology.streams) or network.inter
