@@ -24,10 +24,10 @@ from benchmarks.drawing.style import docs_picture
 from benchmarks.drawing.tables import markdown, percent
 from benchmarks.validate import on_simulated_ranks
 from commlib import REDUCERS, Link, Network, Topology, transport
-from commlib.cost import Speeds
 from commlib.tuning import probe, tuner
 from commlib.tuning.probe import Candidate, Profile
 from commlib.tuning.tuner import Case
+from commlib.work import Speeds
 from training.bench.record import command, machine
 
 ROOT = Path(__file__).resolve().parent.parent

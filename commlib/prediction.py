@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from commlib.cost import Cost, Nodes, Speeds, Step
+from commlib.cost import Cost, Nodes, Step
 from commlib.density import check_density
 from commlib.errors import InvalidArgument
 from commlib.network import Link, Network
 from commlib.reducers import check_reducer_options, reducer_class, reducer_options
 from commlib.topology import LinkBytes
+from commlib.work import Speeds
 
 
 @dataclass(frozen=True)

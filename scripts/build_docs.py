@@ -27,7 +27,7 @@ SETTINGS = ROOT / "mkdocs.yml"
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "datacache/README.md", "benchmarks/README.md"]
 MODULES = (  # and what their __all__ names
     *("commlib", "commlib.cost", "commlib.gpu", "commlib.keras", "commlib.reducers", "commlib.selection"),
-    *("commlib.tensorflow", "commlib.tuning.probe", "commlib.tuning.tuner", "commlib.wire"),
+    *("commlib.tensorflow", "commlib.tuning.probe", "commlib.tuning.tuner", "commlib.wire", "commlib.work"),
     *("datacache", "datacache.sources", "datacache.tensorflow"),
     *("pto", "pto.keras", "pto.sharded"),
     *("training", "training.config.config", "training.config.records"),

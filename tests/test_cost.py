@@ -15,20 +15,12 @@ from commlib import (
     make_reducer,
     predict,
 )
-from commlib.cost import (
-    ENTRIES_OF_A_MESSAGE,
-    LONGEST_WAIT_SECONDS,
-    WAITING,
-    Group,
-    Speeds,
-    Step,
-    Work,
-    sparse_bytes,
-)
+from commlib.cost import Group, Step, sparse_bytes
 from commlib.network import EAGER_BYTES, node_of_ranks
 from commlib.reducers import reducer_options
 from commlib.transport import simulated
 from commlib.vectors import VALUE_BYTES
+from commlib.work import ENTRIES_OF_A_MESSAGE, LONGEST_WAIT_SECONDS, WAITING, Speeds, Work
 from tests.extent import dealt, more
 
 

@@ -19,17 +19,18 @@ from commlib import (
     make_reducer,
     predict,
 )
-from commlib.cost import Speeds
 from commlib.reducers import REDUCERS, Reducer, reducer_options
 from commlib.registry import REQUIRED, check_options, is_import_path, options_of, resolve
 from commlib.transport import simulated
 from commlib.tuning import tuner
 from commlib.tuning.probe import WIRES, Candidate, Job, Profile
 from commlib.wire.base import Fp32
+from commlib.work import Speeds
 
 REDUCER = '''
 import numpy as np
-from commlib.cost import Cost, Work, by_link
+from commlib.cost import Cost, by_link
+from commlib.work import Work
 from commlib.reducers import Outcome, Reducer
 from commlib.reducers.allgather import AllGather
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from commlib import REDUCERS, InvalidArgument, Link, Network, Topology, bytes_of_nodes, make_reducer, predict
-from commlib.cost import Speeds
 from commlib.reducers import reducer_options
 from commlib.transport import machines, simulated
 from commlib.tuning import probe, tuner
 from commlib.tuning.probe import WIRES, Candidate, Gradients, Job, Profile, Trial, job_of
 from commlib.tuning.tuner import Case, choose_buckets, try_out
+from commlib.work import Speeds
 from tests.processor_time import WORK_SECONDS, compute, processor_time
 from tests.test_cost import layout
 

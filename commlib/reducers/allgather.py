@@ -1,11 +1,12 @@
 """Top-k all-gather: everybody sends everybody its entries (TopkA in Ok-Topk, NaiveAG in HiTopKComm)."""
 
-from commlib.cost import Cost, LinkSeconds, Step, Work, by_link
+from commlib.cost import Cost, LinkSeconds, Step, by_link
 from commlib.reducers.messages import gather_messages
 from commlib.reducers.residual import SelectingReducer
 from commlib.topology import LinkBytes
 from commlib.vectors import SparseVector
 from commlib.wire import Message
+from commlib.work import Work
 
 
 def _traffic(step: Step, rank: int) -> LinkBytes:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from commlib.cost import Cost, LinkSeconds, Step, Work, ring_traffic
+from commlib.cost import Cost, LinkSeconds, Step, ring_traffic
 from commlib.density import entries
 from commlib.entries import take_out
 from commlib.errors import InvalidArgument
@@ -16,6 +16,7 @@ from commlib.products import add_and_multiply
 from commlib.reducers.residual import ResidualOptions, ResidualReducer, State
 from commlib.topology import LinkBytes, Topology
 from commlib.vectors import Float32, Index, SparseVector, index_dtype, is_finite, non_finite
+from commlib.work import Work
 
 SEED = 0x41_52_43  # of the projections, on all ranks and in all runs
 COLUMN = 0.05  # measured: the time to multiply by a column, of that to add two vectors

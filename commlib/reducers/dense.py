@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from commlib.arrays import Array
-from commlib.cost import Cost, LinkSeconds, Step, Work, ring_traffic
+from commlib.cost import Cost, LinkSeconds, Step, ring_traffic
 from commlib.kernels import kernels_of
 from commlib.reducers.base import Options, Reducer
 from commlib.reducers.levels import LevelMean, addable_codec, rings
@@ -17,6 +17,7 @@ from commlib.reducers.report import Outcome
 from commlib.topology import LinkBytes, Topology
 from commlib.transport.base import Ring
 from commlib.vectors import VALUE_BYTES, Float32, is_finite, partition
+from commlib.work import Work
 
 ROUNDING_PASSES = 26  # to rotate three times, round and restore; measured, as multiples of an addition
 

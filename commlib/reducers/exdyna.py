@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commlib.cost import Cost, LinkSeconds, Step, Work, by_link, ring_traffic
+from commlib.cost import Cost, LinkSeconds, Step, by_link, ring_traffic
 from commlib.entries import INFINITY, take_out
 from commlib.errors import InvalidArgument
 from commlib.reducers.messages import gather_messages
@@ -29,6 +29,7 @@ from commlib.vectors import (
     partition,
 )
 from commlib.wire import CODECS, IndexCodec
+from commlib.work import Work
 
 BLOCKS = 1024  # of the gradient; a partition is a run of whole blocks
 UNEVEN = 1.05  # a partition with so many times the mean of what was found gives a block to its neighbour

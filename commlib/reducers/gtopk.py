@@ -1,10 +1,11 @@
 """gTop-k: a reduction tree with a top-k at every merge, then a broadcast (Shi et al. 2019, algorithm 3)."""
 
-from commlib.cost import Cost, LinkSeconds, Step, Work, by_link, sparse_bytes
+from commlib.cost import Cost, LinkSeconds, Step, by_link, sparse_bytes
 from commlib.reducers.messages import receive_message
 from commlib.reducers.residual import SelectingReducer
 from commlib.topology import LinkBytes
 from commlib.vectors import SparseVector, non_finite
+from commlib.work import Work
 
 
 def _traffic(step: Step, rank: int) -> LinkBytes:

@@ -25,9 +25,9 @@ def _traffic(step: Step, rank: int) -> LinkBytes:
 def _seconds(step: Step) -> LinkSeconds:
     """HiTopKComm's equation 9, with ``(m − 1)·α`` for the gather between nodes."""
     message = step.message(step.k, step.size)
-    direct = message <= DIRECT_BYTES
-    seconds = step.world.exchange(message) if direct else step.world.ring(message, cut=False)
-    return step.on_slowest_link(seconds)
+    if message > DIRECT_BYTES:
+        return AllGather.cost.seconds(step)
+    return step.on_slowest_link(step.world.exchange(message))
 
 
 class HiTopK(AllGather):

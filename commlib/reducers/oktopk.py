@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commlib.cost import Cost, LinkSeconds, Step, Work, by_link, union
+from commlib.cost import Cost, LinkSeconds, Step, by_link, union
 from commlib.errors import InvalidArgument
 from commlib.reducers.messages import even_out, gather_entries, swap_in_buckets
 from commlib.reducers.residual import SelectingReducer, SparseOptions, State
@@ -23,6 +23,7 @@ from commlib.vectors import (
     partition,
 )
 from commlib.wire import Message
+from commlib.work import Work
 
 
 def _most(step: Step) -> int:

@@ -18,7 +18,6 @@ from commlib.cost import (
     Cost,
     LinkSeconds,
     Step,
-    Work,
     by_link,
     doubling,
     doubling_bytes,
@@ -31,6 +30,7 @@ from commlib.reducers.messages import gather_doubling
 from commlib.reducers.residual import ResidualOptions, ResidualReducer, State
 from commlib.topology import LinkBytes, Topology
 from commlib.vectors import VALUE_BYTES, Float32, SparseVector, is_finite, non_finite
+from commlib.work import Work
 
 SEED = 0x50_53_47_44  # of the first factors, on all ranks and in all runs
 

@@ -17,7 +17,6 @@ from commlib.cost import (
     Cost,
     LinkSeconds,
     Step,
-    Work,
     by_link,
     doubling,
     doubling_bytes,
@@ -31,6 +30,7 @@ from commlib.reducers.residual import SparseOptions, SparseReducer, State
 from commlib.selection import EVERYTHING
 from commlib.topology import LinkBytes, Topology
 from commlib.vectors import Float32, Index, SparseVector, concatenate, non_finite, partition
+from commlib.work import Work
 
 TEAM_SCALE = 1.25  # of what a rank takes to other teams, in each step
 

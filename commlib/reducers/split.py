@@ -11,7 +11,6 @@ from commlib.cost import (
     Cost,
     LinkSeconds,
     Step,
-    Work,
     by_link,
     other_messages_bytes,
     partition_lengths,
@@ -26,6 +25,7 @@ from commlib.reducers.residual import SelectingReducer, SparseOptions
 from commlib.topology import LinkBytes, Topology
 from commlib.vectors import VALUE_BYTES, SparseVector, concatenate, partition
 from commlib.wire import VALUE_CODECS, Codec, Message, ValueCodec
+from commlib.work import Work
 
 
 def _split_traffic(step: Step, rank: int, sums_bytes: Callable[[int], int]) -> LinkBytes:

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 
-from commlib.cost import Cost, Group, LinkSeconds, Step, Work, by_link, sparse_bytes, sum_bytes, union
+from commlib.cost import Cost, Group, LinkSeconds, Step, by_link, sparse_bytes, sum_bytes, union
 from commlib.network import Link
 from commlib.reducers.messages import exchange_message, receive_message
 from commlib.reducers.residual import SelectingReducer
 from commlib.topology import LinkBytes
 from commlib.vectors import SparseVector
 from commlib.wire import Message
+from commlib.work import Work
 
 
 def _traffic(step: Step, rank: int) -> LinkBytes:

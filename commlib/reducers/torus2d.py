@@ -8,16 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from commlib.arrays import memory_errors, to_host
-from commlib.cost import (
-    Cost,
-    LinkSeconds,
-    Step,
-    Work,
-    other_messages_bytes,
-    partition_lengths,
-    ring_bytes,
-    shards,
-)
+from commlib.cost import Cost, LinkSeconds, Step, other_messages_bytes, partition_lengths, ring_bytes, shards
 from commlib.errors import InvalidArgument, look_up
 from commlib.kernels import kernels_of
 from commlib.reducers.base import Options, Reducer
@@ -29,6 +20,7 @@ from commlib.topology import LinkBytes, Topology
 from commlib.transport.base import Ring
 from commlib.vectors import VALUE_BYTES, Float32, SparseVector, partition
 from commlib.wire import VALUE_CODECS, Message, ValueCodec
+from commlib.work import Work
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commlib.arrays import finish, zeros
-from commlib.cost import Group, Speeds
+from commlib.cost import Group
 from commlib.density import entries
 from commlib.errors import InvalidArgument, one_line, shown
 from commlib.kernels import kernels_of
@@ -25,6 +25,7 @@ from commlib.network import Link, Network
 from commlib.topology import Topology
 from commlib.transport.base import Communicator
 from commlib.vectors import Float32
+from commlib.work import Speeds
 
 FORMAT = 2  # of the file
 WIRES = ("fp32", "gap+fp16")  # the codecs that are measured and chosen from
@@ -374,8 +375,10 @@ def _speeds(world: Communicator) -> Speeds:
     def seconds(action: Callable[[], object]) -> float:
         return slowest(world, action, calls_of_run(world, action))
 
+    targets = gradient, residual, out  # in turns, as what a step places entries in has left the caches
+
     def place() -> None:
-        for each in (gradient, residual, out):  # in turns, as these have left the caches in a step
+        for each in targets:
             selected[0].subtract_from(each)
 
     few_and_many = [partial(selector.select_sum, gradient, residual, k, out) for k in (few, many)]
@@ -386,7 +389,7 @@ def _speeds(world: Communicator) -> Speeds:
         fill=seconds(lambda: out.fill(0)) / size,
         select=max(0.0, float(np.median(selecting[:, 0])) - few * keep) / size,
         keep=keep,
-        place=seconds(place) / (3 * many),
+        place=seconds(place) / (len(targets) * many),
         entry=seconds(lambda: kernels.sum_sparse(selected)) / (ADDED_UP * many),
         code={
             wire: seconds(lambda: codec.decode(codec.encode(selected[0]), size)) / many  # noqa: B023

@@ -6,9 +6,9 @@ import numpy as np
 
 from benchmarks import which
 from benchmarks.drawing.pages import with_block
-from commlib.cost import Speeds
 from commlib.network import Network
 from commlib.tuning.probe import Job, Profile
+from commlib.work import Speeds
 
 
 def test_the_tables_are_those_of_the_map():

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 from pydantic import model_validator
 
 from commlib import Link, Network
-from commlib.cost import Speeds
 from commlib.folders import expanded
 from commlib.network import node_of_ranks
 from commlib.tuning.probe import WIRES, Job, Profile
+from commlib.work import Speeds
 from datacache import CacheDirs
 from datacache.capacity import free_bytes, free_memory_bytes
 from datacache.management import list_folders
