@@ -12,6 +12,7 @@ from benchmarks.race import A_STEP, TO_ACCURACY
 from training.bench.record import Record
 
 ROOT = Path(__file__).resolve().parent.parent
+OLDER = " †"  # the code that was measured has changed since
 STEP, ACCURACY = {"unit": A_STEP}, {"unit": TO_ACCURACY}
 STEP_OF_MLP, MLP_TO_91 = "a step of an MLP of 10 M weights", "that MLP to 91 % test accuracy"
 LSTM = "an LSTM of 0.9 M weights to the loss of dense after 3/4 of its steps"
@@ -38,7 +39,8 @@ class Claim:
         own, other = self._record(results, self.subject), self._record(results, self.peer[0])
         cells = _cells(self.subject, own.seconds.median, self.peer[1], other.seconds.median)
         link = results.path.relative_to(ROOT)
-        return [self.what, _links(own.case), *cells, f"[{own.more['machine']['cores']}]({link})"]
+        cores = f"[{own.more['machine']['cores']}]({link})" + OLDER * (not results.is_current)
+        return [self.what, _links(own.case), *cells, cores]
 
     def _record(self, results: Results, subject: str) -> Record:
         own = (each for each in results.records if each.subject == subject)
@@ -85,7 +87,7 @@ def _local_steps() -> Iterator[list[str]]:
         seconds = local_steps.seconds_to(runs.target, runs, own)
         fastest = min((name for name in dense if name in seconds), key=seconds.__getitem__)
         cells = _cells(subject, seconds[subject], f"`{fastest}`, the fastest dense one", seconds[fastest])
-        cores = f"[{own[subject]['machine']['cores']}](docs/local_steps.md#time-to-the-same-loss)"
+        cores = f"[{own[subject]['machine']['cores']}](docs/local_steps.md#time-to-the-same-loss){OLDER}"
         yield [LSTM, _links({"rate": rate, "ranks_of_nodes": [1] * 4}), *cells, cores]
 
 

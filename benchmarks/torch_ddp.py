@@ -3,7 +3,8 @@ r"""PyTorch's DistributedDataParallel with our hook, and with its own hooks over
     python -m benchmarks.emulated up --nodes 4 --rate 0.2gbit      # as root
     python -m benchmarks.emulated run -- .venv-frameworks/bin/mpirun --allow-run-as-root --bind-to none \
         -H node1:1,node2:1,node3:1,node4:1 --mca btl_tcp_if_include eth0 -x GLOO_SOCKET_IFNAME=eth0 \
-        --mca mpi_yield_when_idle 1 -x OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m benchmarks.torch_ddp
+        --mca mpi_yield_when_idle 1 -x OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m benchmarks.torch_ddp \
+        --rate 0.2gbit
 
 A network of ten million weights learns scikit-learn's digits. Every subject begins with the same weights and
 sees the same batches; a step takes as long as on its slowest rank. Rank 0 prints a JSON object each, with
@@ -121,6 +122,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch", type=int, default=16, help="samples of a rank in a step")
     parser.add_argument("--network", choices=WIDTHS, default="wide")
+    parser.add_argument("--rate", help="of the links, as the records are to say")
     parser.add_argument("--subject", action="append", help="may be repeated; all by default")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -134,6 +136,7 @@ def main() -> None:
         "network": given.network,
         "weights": sum(each.numel() for each in network(given.network).parameters()),
         "batch_size": given.batch,
+        "rate": given.rate,
     }
     first: Record | None = None
     for name, hook in chosen.items():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.jobs import record_of
-from training.bench.record import Record
+from training.bench.record import Record, code_of
 
 NAMED = re.compile(r"\d{4}-\d{2}-\d{2}-(.+)\.jsonl")
 
@@ -36,7 +36,13 @@ class Results:
         commands = dict.fromkeys(record.more["command"] for record in self.records)
         machine = self.records[0].more["machine"]
         where = f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gib']} GiB"
-        return f"`{'`, `'.join(commands)}` on {where} ({self.link}).\n"
+        since = "" if self.is_current else " The code that they measure has changed since."
+        return f"`{'`, `'.join(commands)}` on {where} ({self.link}).{since}\n"
+
+    @property
+    def is_current(self) -> bool:
+        """Return whether the code that the records measure is still the same."""
+        return all(record.more.get("code") == code_of(record.bench) for record in self.records)
 
     @property
     def link(self) -> str:

@@ -1,15 +1,20 @@
 """benchmarks/README.md, the pages of docs/ with records, and their pictures show the newest records."""
 
 import doctest
+import json
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 
+import training.bench.record
 from benchmarks import claims
 from benchmarks.draw_benchmarks import FOLDER, PAGES, ROWS, fingerprints, page
-from benchmarks.drawing.pages import newest, with_block
+from benchmarks.drawing.pages import Results, newest, with_block
+from benchmarks.jobs import record_of
 from tests.launching import DIGITS, ROOT
+from training.bench.record import Record, Seconds, code_of
 from training.config.config import load
 
 README = FOLDER / "README.md"
@@ -47,6 +52,28 @@ def test_every_picture_shows_the_newest_records_and_is_shown():
 def test_pages_of_docs_show_the_newest_records(measured):
     text = (ROOT / measured.path).read_text()
     assert measured.with_measured(text, FOUND) == text
+
+
+def test_records_of_code_that_has_changed_since_are_told_from_those_of_todays():
+    record = Record("pto", {}, "slices", Seconds.of([1.0]))
+    today = record_of(json.loads(record.line()))
+    older = replace(today, more=today.more | {"code": code_of("cache")})
+    for records, is_current in (([today], True), ([today, older], False), ([record], False)):
+        results = Results("pto", FOLDER / "2026-11-28-pto.jsonl", records)
+        assert results.is_current == is_current
+
+
+def test_a_digest_is_of_the_code_of_a_bench_alone(monkeypatch, tmp_path):
+    def digest(text):
+        (tmp_path / "pto" / "norms.py").write_text(text)
+        code_of.cache_clear()
+        return code_of("pto")
+
+    (tmp_path / "pto").mkdir()
+    monkeypatch.setattr(training.bench.record, "TREE", tmp_path)
+    first = digest("x = 1\n")
+    assert digest('"""Norms."""\n\nx = 1\n# of what\n') == first != digest("x = 2\n")
+    code_of.cache_clear()
 
 
 def test_every_file_of_records_is_named_by_its_day_and_holds_records():

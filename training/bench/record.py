@@ -3,6 +3,8 @@
 Records are printed as one JSON object a line as soon as they are measured, or as tables.
 """
 
+import ast
+import hashlib
 import json
 import math
 import os
@@ -27,7 +29,7 @@ from commlib.tuning.probe import processor
 from commlib.vectors import Float32
 from training.commands.printing import Table, times
 from training.process.job import FAILURE, exit_all, log_error
-from training.source import source
+from training.source import TREE, source
 
 Input = TypeVar("Input")
 Candidate = TypeVar("Candidate")
@@ -43,6 +45,20 @@ SETTING = re.compile(
     r"MALLOC_|GLIBC_TUNABLES$|LD_PRELOAD$|(OMP|NUMBA)_NUM_THREADS$|TF_NUM_(INTRA|INTER)OP_THREADS$"
     r"|OMPI_MCA_(coll|btl|mpi_yield_when_idle)"
 )
+# Whose sources the numbers of a bench are of: modules and packages of the tree.
+ENTRIES = ("commlib/entries.py", "commlib/products.py", "commlib/vectors.py")
+REDUCED = (*ENTRIES, "commlib/reducers", "commlib/selection", "commlib/transport", "commlib/wire")
+STEP = (*REDUCED, "commlib/exchange.py", "commlib/tensorflow", "training/run")
+MEASURED = {
+    "cache": ("datacache",),
+    "jax_exchange": (*REDUCED, "commlib/exchange.py", "commlib/jax.py"),
+    "linear": (*REDUCED, "training/linear"),
+    "pto": ("pto",),
+    "race": STEP,
+    "selection": (*ENTRIES, "commlib/selection"),
+    "torch_ddp": (*REDUCED, "commlib/exchange.py", "commlib/torch"),
+    "train": STEP,
+}
 
 
 @dataclass(frozen=True)
@@ -173,6 +189,7 @@ class Record:
             "bytes": self.bytes and asdict(self.bytes),
             "machine": machine(),
             "settings": settings(),
+            "code": code_of(self.bench),
             "command": command(),
             **self.more,
         }
@@ -200,6 +217,33 @@ def machine() -> dict[str, Any]:
         "platform": platform.platform(),
         "commit": tree.commit and tree.commit + "+" * bool(tree.dirty),
     }
+
+
+@cache
+def code_of(bench: str) -> str:
+    """Return a digest of the code that a bench measures; comments and docstrings do not change it."""
+    state = hashlib.sha256()
+    for name in MEASURED.get(bench, REDUCED):
+        place = TREE / name
+        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            state.update("\n".join([str(path.relative_to(TREE)), *code_lines(path.read_text())]).encode())
+    return state.hexdigest()[:16]
+
+
+def code_lines(text: str) -> list[str]:
+    r"""Return the lines of a module without those of docstrings, of comments alone, and empty ones.
+
+    >>> code_lines("'''What it is.'''\n\n# why\nx = 1\ndef f():\n    '''Say.\n\n    More.\n    '''\n")
+    ['x = 1', 'def f():']
+    """
+    lines = text.splitlines()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if first is not None and ast.get_docstring(node, clean=False) is not None:
+                own = slice(first.lineno - 1, first.end_lineno)
+                lines[own] = [""] * len(lines[own])
+    return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 
 def settings() -> dict[str, Any]:
