@@ -497,11 +497,17 @@ def check_variables(world: Communicator, names: Sequence[str], shapes: Sequence[
     raise RanksDisagree(f"variables: expected the same on all ranks, in the same order: {first}")
 
 
-def check_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a reducer's configuration; a wrong one is refused here, and not in the first step."""
+def check_config(config: Mapping[str, Any], topology: Topology | None = None) -> dict[str, Any]:
+    """Return a copy of a reducer's configuration; a wrong one is refused here, and not in the first step.
+
+    Nothing is sent. ``topology``: on which the reducer is to be, if that is known already.
+    """
     if not isinstance(config, Mapping) or "name" not in config:
         raise InvalidArgument(f'config: expected {{"name": a reducer, its options: …}}, got {config!r}')
-    simulated.run(lambda comm: _make(config, Topology(comm), 1), 1)
+    if topology is None:
+        simulated.run(lambda comm: _make(config, Topology(comm), 1), 1)
+    else:
+        _make(config, topology, 1).close()
     return dict(config)
 
 

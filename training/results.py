@@ -218,7 +218,8 @@ class EpochResult:
 class EpochAccumulator:
     """The sums of an epoch so far, on this rank.
 
-    ``seconds``: of each step that this process made; ``stages`` and ``size``: of these steps.
+    ``seconds``: of each step that this process made, ``stages``: of these steps; ``seconds_before``: of those
+    before the latest resumption.
     """
 
     losses: float = 0.0
@@ -226,6 +227,7 @@ class EpochAccumulator:
     steps: int = 0
     sent: LinkBytes = LinkBytes()
     seconds: list[float] = field(default_factory=list)
+    seconds_before: float = 0.0
     size: int = 0
     stages: StageSums = field(default_factory=StageSums)
     passed_over: int = 0
@@ -262,7 +264,7 @@ class EpochAccumulator:
         phase.sent_inter_bytes += inter
         phase.dense_inter_bytes += dense
         phase.passed_over += passed_over
-        seconds = float(np.sum(self.seconds))
+        seconds = self._total_seconds
         return EpochResult(
             epoch=epoch,
             reducer=phase.reducer,
@@ -282,9 +284,14 @@ class EpochAccumulator:
         )
 
     def as_tree(self) -> dict[str, Any]:
-        """Return what is stored in a checkpoint: all but the times, and what goes with them."""
+        """Return what is stored in a checkpoint: all but the times of single steps and of stages."""
         counts = {"finite": self.finite, "steps": self.steps, "passed_over": self.passed_over}
-        return {"losses": self.losses, **counts, "sent": asdict(self.sent)}
+        times = {"seconds_before": self._total_seconds, "size": self.size}
+        return {"losses": self.losses, **counts, **times, "sent": asdict(self.sent)}
+
+    @property
+    def _total_seconds(self) -> float:
+        return self.seconds_before + float(np.sum(self.seconds))
 
 
 @dataclass(frozen=True)

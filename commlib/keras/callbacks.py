@@ -286,8 +286,9 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc] 
 
     Rank 0 writes and restores the model and the epoch, and gives them to the others; every rank keeps its own
     residual in a file of its own in ``backup_dir``, a folder on its machine or one that all share. A residual
-    that is missing, or of another step than the model, is zero, and that is said. Before or in place of
-    ``BroadcastVariables``; ``options``: those of Keras' callback.
+    that is missing, or of another step than the model, is zero, and that is said. After
+    ``default_callbacks()``, which end an epoch on all ranks before it is saved; ``options``: those of Keras'
+    callback.
     """
 
     def on_train_begin(self, logs: Logs = None) -> None:

@@ -4,6 +4,7 @@ Zhao et al. 2023 (arXiv 2304.00737): Spar-Reduce-Scatter, Spar-All-Gather over t
 collection, after its authors' code.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -133,10 +134,12 @@ class SparDL(SparseReducer):
         super().__init__(topology, size, **options)
         if self.sends_all:
             raise InvalidArgument(f"selector: expected one that selects k entries, got {EVERYTHING!r}")
-        if type(teams) is not int or teams < 1 or self.comm.size % teams:
-            raise InvalidArgument(f"teams: expected a divisor of the {self.comm.size} ranks, got {teams!r}")
+        ranks = self.comm.size
+        exchanges = topology.world.size > 1 and self.length > 0  # uneven nodes have ranks without a shard
+        if type(teams) is not int or teams < 1 or (exchanges and ranks % teams):
+            raise InvalidArgument(f"teams: expected a divisor of the {ranks} ranks, got {teams!r}")
         self.options = SparDLOptions(**asdict(self.options), teams=teams)
-        self._members = self.comm.size // teams
+        self._members = max(1, ranks // teams)
         self._own = self.comm.rank % self._members
         self._first = self.comm.rank - self._own
         self._bounds = list(pairwise(partition(self.length, self._members).tolist()))
@@ -251,6 +254,7 @@ class SparDL(SparseReducer):
             messages = gather_doubling(self.comm, same_block, self.lossless.encode(own), self.workspace)
         with self.measure("combine"):
             total = self.sum_sparse([self.lossless.decode(each, own.size) for each in messages])
-            grown = self.state.held * (TEAM_SCALE if total.nnz < k else 1 / TEAM_SCALE)
-            self.state = replace(self.state, held=int(np.clip(round(grown), -(-k // teams), k)))
+            held = self.state.held
+            held = math.ceil(held * TEAM_SCALE) if total.nnz < k else math.floor(held / TEAM_SCALE)
+            self.state = replace(self.state, held=int(np.clip(held, -(-k // teams), k)))
             return total if not total.is_finite else total.top_k(k)

@@ -4,6 +4,7 @@ mpi4py is imported by the first call of :func:`world`, since importing it initia
 """
 
 import os
+import pickle
 import socket
 import threading
 import time
@@ -138,8 +139,12 @@ class MPICommunicator(Communicator):
         return received
 
     def allgather_objects(self, value: Any) -> list[Any]:
+        given = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        most = max(1, PIECE_BYTES // self.size)  # in MPI the bytes of all ranks together are a C int, too
         with self._watch.waiting(self, self._world_ranks):
-            return list(self._comm.allgather(value))
+            longest = max(self._comm.allgather(len(given)))
+            rounds = [self._comm.allgather(given[start : start + most]) for start in range(0, longest, most)]
+        return [pickle.loads(b"".join(pieces)) for pieces in zip(*rounds, strict=True)]  # noqa: S301
 
     def wait_for(
         self, request: "MPI.Request", peer: int | None = None, status: "MPI.Status | None" = None

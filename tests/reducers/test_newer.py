@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from commlib import InvalidArgument, Topology, bytes_sent, make_reducer
-from commlib.exchange import BucketExchange
+from commlib.exchange import BucketExchange, check_config
 from commlib.transport import simulated
 
 SIZE = 1000
@@ -112,6 +112,26 @@ def test_teams_of_spardl_agree_and_lose_nothing_in_fewer_rounds(teams):
     np.testing.assert_allclose(6 * np.sum(means, axis=0) + np.sum(residuals, axis=0), given, atol=1e-4)
     for mean in means:
         assert 40 / teams <= np.count_nonzero(mean) <= 42
+
+
+def test_teams_of_spardl_that_hold_the_same_entries_take_more_of_them():
+    means, _, _ = reduced("spardl", lambda rank, step: drawn(0, step), 8, steps=8, density=0.016, teams=4)
+    assert np.count_nonzero(means[0]) == 2 * 2  # of each of two blocks a quarter of its eight entries
+    assert np.count_nonzero(means[-1]) == 2 * 8
+
+
+def test_teams_of_spardl_divide_the_nodes_and_a_rank_without_a_shard_has_none():
+    def body(comm):
+        topology = Topology(comm, ranks_per_node=[3, 2])
+        config = check_config({"name": "spardl", "hierarchical": True, "teams": 2}, topology)
+        reducer = make_reducer(config.pop("name"), topology, SIZE, **config)
+        return reducer.reduce(drawn(comm.rank)).copy(), reducer.residual
+
+    means, residuals = zip(*simulated.run(body, 5), strict=True)
+    given = np.sum([drawn(rank) for rank in range(5)], axis=0, dtype=np.float64)
+    for mean in means:
+        np.testing.assert_allclose(5 * mean + np.sum(residuals, axis=0), given, atol=1e-5)
+    assert check_config({"name": "spardl", "teams": 2})  # on one rank there is nothing to divide
 
 
 def test_arctopk_picks_the_rows_of_the_sum_with_the_largest_norms():

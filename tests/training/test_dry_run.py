@@ -104,6 +104,11 @@ def test_what_is_built_is_what_the_configuration_says_but_for_sizes_and_lengths(
             "phases.0.learning_rate={start: 0.1, end: 0.1, warmup: {start: 0.0, epochs: 13}}",
             "phases[0].learning_rate.warmup.epochs: expected fewer than the 1068 steps of the phase",
         ),
+        (
+            "phases.0.density_warmup={start: 0.25, epochs: 13}",
+            "phases[0].density_warmup.epochs: expected at most the 12 of the phase, got 13",
+        ),
+        ("phases.1.reducer={name: oktopk, leftovers: onwer}", "phases[1].reducer: leftovers: expected "),
         ("phases.0.batch_size=1438", "phases[0].batch_size: expected at most the 1437 training samples"),
     ],
 )

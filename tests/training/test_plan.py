@@ -401,6 +401,12 @@ def test_the_weights_are_those_of_the_model():
 # ------------------------------------------------------------- refusals
 
 
+def test_a_reducer_that_cannot_be_on_the_simulated_ranks_is_refused(capsys, monkeypatch):
+    monkeypatch.setattr(command, "weights_of", lambda config, dataset: Weights([(1000,)]))
+    line = refused_plan(capsys, "phases.0.reducer={name: spardl, teams: 4}", ranks=8, simulate=6)
+    assert line.startswith("teams: expected a divisor of the 6 ranks, got 4")
+
+
 @pytest.mark.parametrize(
     ("words", "options", "line"),
     [

@@ -410,6 +410,12 @@ def test_what_is_no_run_is_one_line(tmp_path):
         assert f"{path}: expected the folder of a run" in refusal(path)
 
 
+@pytest.mark.parametrize("task", ["linear", {"name": "linear"}])
+def test_a_run_of_a_linear_model_is_one_line(tmp_path, task):
+    path = folder(tmp_path / "a", [{"kind": "pass", "seconds": 1.0}], task=task)
+    assert refusal(path).endswith("expected a run that trains a network, got one of task linear")
+
+
 def test_a_report_that_cannot_be_written_is_one_line(tmp_path):
     path = folder(tmp_path / "a", [*begun(), epoch(0)])
     assert "--output: expected a file that ends in .html" in refusal(path, "--output", tmp_path / "x.pdf")

@@ -1,5 +1,8 @@
 """Where the time of steps goes: what each rank measures, and what an epoch makes of all ranks."""
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from commlib import LinkBytes, Report
@@ -7,6 +10,7 @@ from commlib.reducers.report import StageSeconds, Stopwatch
 from commlib.topology import Traffic
 from commlib.transport import simulated
 from tests.training.small import metrics_of, phase, trainer
+from training.checkpoint.serialization import parsed
 from training.results import (
     EpochAccumulator,
     LoopSeconds,
@@ -89,6 +93,21 @@ def test_the_loop_measures_each_part_of_a_step(tmp_path, is_finite):
 
 
 # -------------------------------------------------------------------------------------------- all ranks
+
+
+def test_a_resumed_epoch_has_the_seconds_of_all_its_steps():
+    def body(comm):
+        step = replace(step_of(comm.rank), size=8)
+        before = EpochAccumulator()
+        before.add(step)
+        accumulator = parsed(EpochAccumulator, json.dumps(before.as_tree()))
+        accumulator.add(step)
+        of = PhaseResult("hitopk", "6 px", 1)
+        return accumulator.result(comm, 7, epoch=0, phase=of, tested=Tested({}, 0), run_seconds=1.0)
+
+    result, _ = simulated.run(body, 2)
+    assert (result.steps, result.train_seconds) == (2, 2 * 20.0)
+    assert result.throughput == 2 * 2 * 8 / (2 * 20.0)  # of both ranks
 
 
 def test_an_epoch_has_the_means_of_all_ranks_and_the_slowest_of_them():

@@ -290,7 +290,10 @@ def test_agreements_are_under_way_while_messages_travel_and_end_in_any_order(ran
         assert incoming == [[each, rank] for each in everyone]
 
 
-def test_objects_come_in_rank_order(ranks):
+@pytest.mark.parametrize("piece_bytes", [mpi.PIECE_BYTES, 1, 50])
+def test_objects_come_in_rank_order(ranks, piece_bytes, monkeypatch):
+    monkeypatch.setattr(mpi, "PIECE_BYTES", piece_bytes)
+
     def objects(rank):
         return {"rank": rank, "text": "x" * rank, "nested": (rank, [None, 0.5 * rank])}
 

@@ -36,6 +36,7 @@ def plan(
         listing = listing_of(config, site.nodes, is_counted=counted is not None)
         made = make_plan(config, site, listing, weights_of(config, listing.dataset))
         check_room(made)
+        found = [] if simulate is None else list(simulations(made, simulate))
     except ValueError as error:
         usage_error(str(error))
     except ArithmeticError as error:
@@ -44,7 +45,6 @@ def plan(
     for line in loaded.warnings:
         log_error(f"warning: {line}")
     notes = [*([counted] if counted else []), *made.missing]
-    found = [] if simulate is None else list(simulations(made, simulate))
     if found and site.network is None:
         notes.append("simulated over the default links, of commlib.Network(), as none are known")
     notes += [

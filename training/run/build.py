@@ -22,6 +22,7 @@ from training.run.data import Data
 from training.run.exchange import PhaseExchange
 from training.run.model import Model, Part, average_statistics
 from training.run.optimizer import WeightUpdate
+from training.run.parts import check_reducers
 from training.run.phases import PhaseRun
 from training.run.provenance import Receipts
 from training.run.step import TrainingStep
@@ -92,6 +93,7 @@ def build(config: Config, topology: Topology, data: Data) -> Parts:
     size = count_weights(model.keras) - model.tables.weights
     choices = choose_reducers(config, topology, profile, size)
     config = with_buckets(config.with_choices(choices), topology, profile, size)
+    check_reducers(config, topology)
     exchange = PhaseExchange(config, topology, model)
     optimizer = WeightUpdate(config, topology, model.variables, model.average)
     exchange.begin(config.phases[0], optimizer.optimizer)

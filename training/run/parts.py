@@ -11,8 +11,9 @@ from pathlib import Path
 
 from pydantic_core import PydanticCustomError
 
-from commlib import REDUCERS, Communicator, Reducer, registry
+from commlib import REDUCERS, Communicator, Reducer, Topology, registry
 from commlib.errors import one_line
+from commlib.exchange import check_config
 from commlib.registry import is_import_path
 from training.config.checks import check
 from training.config.config import Config, Loaded, load_with_warnings
@@ -59,7 +60,20 @@ def import_parts(config: Config) -> Config:
         check(config)
     except PydanticCustomError as error:
         raise ValueError(line_of(error)) from error
-    return config.resolved()
+    resolved = config.resolved()
+    check_reducers(resolved)
+    return resolved
+
+
+def check_reducers(config: Config, topology: Topology | None = None) -> None:
+    """Raise ``ValueError`` of one line where the reducer of a phase does not take its options' values.
+
+    ``topology``: of the run, if it is known already.
+    """
+    for number, phase in enumerate(config.phases):
+        if config.reducer_name(phase) != AUTO:
+            options = config.reducer_config(phase)
+            _at(f"phases[{number}].reducer", partial(check_config, options, topology))
 
 
 def load_together(comm: Communicator, path: str | Path, overrides: Sequence[str] = ()) -> Config:
