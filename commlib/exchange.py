@@ -500,14 +500,15 @@ def check_variables(world: Communicator, names: Sequence[str], shapes: Sequence[
 def check_config(config: Mapping[str, Any], topology: Topology | None = None) -> dict[str, Any]:
     """Return a copy of a reducer's configuration; a wrong one is refused here, and not in the first step.
 
-    Nothing is sent. ``topology``: on which the reducer is to be, if that is known already.
+    ``topology``: on which the reducer is to be; without it nothing is sent, and the reducer is that of a rank
+    alone.
     """
     if not isinstance(config, Mapping) or "name" not in config:
         raise InvalidArgument(f'config: expected {{"name": a reducer, its options: …}}, got {config!r}')
     if topology is None:
         simulated.run(lambda comm: _make(config, Topology(comm), 1), 1)
     else:
-        _make(config, topology, 1).close()
+        _make(config, topology, 1)
     return dict(config)
 
 

@@ -43,7 +43,7 @@ class DistributedGradients(Closing):
     """
 
     def __init__(self, tree: Any, topology: Topology, config: Mapping[str, Any]) -> None:
-        self.topology, self.config = topology, check_config(config, topology)
+        self.topology, self.config = topology, check_config(config)
         if topology.world.arrays is not np:
             raise InvalidArgument("topology: expected a transport of arrays in host memory, got one of GPUs")
         names, leaves, self._structure = _flattened(tree)
@@ -104,7 +104,7 @@ class DistributedGradients(Closing):
 
     def switch(self, config: Mapping[str, Any]) -> None:
         """Replace the reducer, on all ranks together; its first step applies the old one's residual."""
-        self.config = check_config(config, self.topology)
+        self.config = check_config(config)
         self.exchange.switch(self.config)
 
     def record(self, recorder: Recorder | None) -> None:

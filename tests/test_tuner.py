@@ -584,6 +584,16 @@ def test_no_candidate_needs_fewer_local_steps_and_of_those_with_as_many_the_choi
         assert other <= sent or other > choice.local_steps * bytes_per_step
 
 
+def test_on_gpus_only_reducers_that_take_their_arrays_are_picked():
+    in_host_memory = {"arctopk", "exdyna", "powersgd", "spardl"}
+    assert {each.reducer for each in tuner.candidates(on_gpus=True)} == REDUCERS.keys() - in_host_memory
+    for on_gpus in (False, True):
+        within = tuner.choose_within(1_000, layout(128, 8), 1_000_000, 0.01, on_gpus=on_gpus)
+        slow = profile(1, microseconds=20_000)
+        for choice in (within, tuner.choose(slow, layout(64, 1), 14_728_266, 0.01, on_gpus=on_gpus)):
+            assert (choice.reducer in in_host_memory) is not on_gpus, choice
+
+
 def test_the_reason_names_choice_and_budget():
     choice = tuner.choose_within(1_000, EIGHT_NODES, BUDGET_SIZE, DENSITY)
     assert choice.reason.startswith(f"{labelled(choice)}: ")

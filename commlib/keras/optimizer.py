@@ -75,9 +75,7 @@ class DistributedOptimizer(Closing):
             inner = keras.optimizers.LossScaleOptimizer(inner)
         seconds = None if timeout is None else check_seconds(timeout)
         buckets = {"bucket_bytes": bucket_bytes, "overlap": overlap}
-        self._initialize(
-            inner, topology, check_config(config, topology), Ranks(topology.world, seconds), buckets
-        )
+        self._initialize(inner, topology, check_config(config), Ranks(topology.world, seconds), buckets)
 
     def _initialize(
         self, inner: Any, topology: Topology, config: dict[str, Any], ranks: Ranks, buckets: dict[str, Any]

@@ -87,7 +87,7 @@ class DistributedGradients(Closing):
             raise InvalidArgument(f"ddp: expected a DistributedDataParallel, got {type(ddp).__name__}")
         if topology.world.arrays is not np:
             raise InvalidArgument("topology: expected a transport of arrays in host memory, got one of GPUs")
-        self.topology, self.config, self._overlap = topology, check_config(config, topology), overlap
+        self.topology, self.config, self._overlap = topology, check_config(config), overlap
         self._parameters = _parameters(ddp)
         check_process_group(ddp.process_group, topology)
         shapes = [tuple(parameter.shape) for parameter in self._parameters.values()]
@@ -127,7 +127,7 @@ class DistributedGradients(Closing):
 
     def switch(self, config: Mapping[str, Any]) -> None:
         """Replace the reducer, on all ranks together; its first step applies the old one's residual."""
-        self.config = check_config(config, self.topology)
+        self.config = check_config(config)
         if self.exchange is not None:
             self.exchange.switch(self.config)
 

@@ -88,7 +88,7 @@ class LocalSteps(Closing):
             if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
                 got = f"{parameter.dtype} on {parameter.device}"
                 raise InvalidArgument(f"{name}: expected float32 on the CPU, got {got}")
-        self.config = check_config(config, topology)
+        self.config = check_config(config)
         broadcast(model, topology)
         self._schedule = Schedule(steps, fragments, delay)
         self.report: Report | None = None

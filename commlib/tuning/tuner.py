@@ -47,11 +47,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class Case:
-    """A gradient to reduce. ``nodes``: the world ranks of every node, as in ``Topology.nodes``."""
+    """A gradient to reduce. ``nodes``: the world ranks of every node, as in ``Topology.nodes``.
+
+    ``on_gpus``: it is an array in a GPU's memory, which not every reducer takes.
+    """
 
     nodes: Sequence[Sequence[int]]
     size: int
     density: float
+    on_gpus: bool = False
 
     def __str__(self) -> str:
         ranks, nodes = sum(map(len, self.nodes)), len(self.nodes)
@@ -59,15 +63,18 @@ class Case:
         return f"{self.size:,} entries at density {self.density:g}, {ranks} ranks on {on}"
 
 
-def candidates(wires: Sequence[str] = WIRES, *, between_nodes: bool = True) -> list[Candidate]:
+def candidates(
+    wires: Sequence[str] = WIRES, *, between_nodes: bool = True, on_gpus: bool = False
+) -> list[Candidate]:
     """Return all reducers that declare their cost, those with a codec with each of ``wires``.
 
     The reducers of ``REDUCERS`` and of the installed packages' entry points; with ``between_nodes`` also the
-    hierarchical variants of those that have no name of their own.
+    hierarchical variants of those that have no name of their own; with ``on_gpus`` those that take a GPU's
+    arrays.
     """
     found = []
     for name in names(REDUCERS, "reducer"):
-        if _why_not(name) is not None:
+        if _why_not(name) is not None or (on_gpus and getattr(reducer_class(name), "needs_entries", False)):
             continue
         options = reducer_options(name)
         variants = ["{}"]
@@ -108,14 +115,15 @@ def choose(
     density: float,
     *,
     among: Callable[[Candidate], bool] = lambda candidate: True,
+    on_gpus: bool = False,
 ) -> Choice:
     """Return the reducer, and its wire codec, that is expected to be the fastest.
 
     It is ``dense`` where the fastest one gains less than ``LEAST_GAIN`` of its time, or less than the spread
     of the measurements. On one node it is one that sends all, on one rank ``dense``. ``among``: which
-    candidates may be picked, besides ``dense``.
+    candidates may be picked, besides ``dense``. ``on_gpus``: of those that take a GPU's arrays.
     """
-    case = Case(nodes, size, check_density(density))
+    case = Case(nodes, size, check_density(density), on_gpus)
     seconds = expect(profile, case)
     possible = [DENSE, *filter(among, tried(profile, case) or seconds)]
     if len(nodes) == 1:
@@ -176,7 +184,7 @@ def expect(profile: Profile, case: Case) -> dict[Candidate, float]:
     predicted seconds in the candidate's trials that are nearest to this case in size and density (if it has
     none, in the trials of other candidates).
     """
-    known = candidates(between_nodes=_is_between(case.nodes))
+    known = candidates(between_nodes=_is_between(case.nodes), on_gpus=case.on_gpus)
     ratios = {
         trial: trial.seconds / _predict(profile, _case_of(trial, case), trial.candidate)
         for trial in profile.trials
@@ -278,7 +286,7 @@ def try_out(
     gradients = [world.arrays.asarray(generated.of(world.rank, step)) for step in range(GRADIENTS)]
     del generated  # it is larger than a reducer
     for density in densities:
-        case = Case(topology.nodes, size, check_density(density))
+        case = Case(topology.nodes, size, check_density(density), world.arrays is not np)
         while (candidate := _most_promising(profile, case)) is not None:
             (taken,) = seconds_in_turns(topology, case, [candidate], gradients)
             trial = Trial(candidate, size, density, _median(taken))
@@ -362,12 +370,19 @@ def _widest(trials: Sequence[Trial]) -> float:
 SHORT_WIRES = ("gap+fp16", "gap+lloyd2")  # the codecs to choose from within a budget of bytes
 
 
-def choose_within(bytes_per_step: float, nodes: Sequence[Sequence[int]], size: int, density: float) -> Choice:
+def choose_within(
+    bytes_per_step: float,
+    nodes: Sequence[Sequence[int]],
+    size: int,
+    density: float,
+    *,
+    on_gpus: bool = False,
+) -> Choice:
     """Return the reducer and codec that need the fewest local steps to an exchange, and how many these are.
 
     ``bytes_per_step``: that a rank may send in an average step, between nodes where there are several, else
     inside. Of candidates that need as few steps, the one that sends most. By closed forms alone: all ranks
-    choose alike, and nothing is measured.
+    choose alike, and nothing is measured. ``on_gpus``: as for :func:`choose`.
 
     >>> nodes = [range(8 * node, 8 * node + 8) for node in range(16)]
     >>> choice = choose_within(1000, nodes, size=1_000_000, density=0.01)
@@ -375,7 +390,7 @@ def choose_within(bytes_per_step: float, nodes: Sequence[Sequence[int]], size: i
     ('spardl', {'wire': 'gap+lloyd2', 'hierarchical': True}, 12)
     """
     case = Case(nodes, size, check_density(density))
-    known = candidates(SHORT_WIRES, between_nodes=_is_between(nodes))
+    known = candidates(SHORT_WIRES, between_nodes=_is_between(nodes), on_gpus=on_gpus)
     # Rows and factors approximate otherwise than entries, for which it is known how many local steps do.
     known = [each for each in known if each.wire or not reducer_class(each.reducer).sparse]
     sent = {each: _bytes_of_rank(case, each) for each in known}

@@ -19,7 +19,7 @@ from training.commands.main import app
 from training.source import source
 
 TIMES = {"seconds", "peer_seconds", "ratio"}
-KEYS = {"bench", "case", "subject", "peer", "bytes", "machine", "settings", "command"} | TIMES
+KEYS = {"bench", "case", "subject", "peer", "bytes", "machine", "settings", "code", "command"} | TIMES
 REDUCERS_KEYS = KEYS | {"bytes_of_all_ranks", "entries", "stages", "prediction"}
 SMALL = ("--size", "5003", "--density", "0.01")
 

@@ -66,7 +66,7 @@ def test_all_ranks_hold_what_rank_0_chose_for_the_phases_that_name_no_reducer():
 def test_each_phase_is_chosen_for_at_its_own_density(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        autotune, "choose", lambda profile, nodes, size, density: asked.append((size, density))
+        autotune, "choose", lambda profile, nodes, size, density, on_gpus: asked.append((size, density))
     )
     chosen(*BOTH_AUTO, "phases.0.reducer.density=0.25", size=77)
     chosen(*BOTH_AUTO, size=78)

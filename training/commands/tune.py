@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
+
 from commlib import Link, Topology
 from commlib.reducers import reducer_options
 from commlib.tuning import tuner
@@ -164,7 +166,10 @@ def _report(profile: Profile, path: Path, topology: Topology, cases: Sequence[Ca
     if (why := implausible(profile)) is not None:
         print(f"warning: measured {why} {ATTEMPTS} times: is the machine busy?")
     print(flush=True)
-    picked = [(case, choose(profile, topology.nodes, case.size, case.density)) for case in cases]
+    on_gpus = topology.world.arrays is not np
+    picked = [
+        (case, choose(profile, topology.nodes, case.size, case.density, on_gpus=on_gpus)) for case in cases
+    ]
     header = ["gradient", "density", "reducer", "wire", "expected\nms", "× dense"]
     Table("reducer=auto picks", header, [_row(*each) for each in picked]).print()
     for case, choice in picked:

@@ -199,17 +199,23 @@ def check_room(plan: Plan) -> None:
         check(what, ranks * rank + plan.memory, room.memory)
 
 
+def gradients_stay_on_gpus(config: Config, site: Site) -> bool:
+    """Return whether reducers get a GPU's arrays there."""
+    return site.has_gpus and config.transport != "mpi"
+
+
 def _choices(config: Config, site: Site, size: int) -> dict[int, Choice]:
     """Return what ``auto`` would pick for each phase, by number; nothing where the links are not known."""
     numbers = range(len(config.phases))
     if site.ranks == 1:
         return dict.fromkeys(numbers, Choice("dense", {}, 0.0, 0.0, ALONE))
-    within = choices_within(config, site.nodes, size)
+    on_gpus = gradients_stay_on_gpus(config, site)
+    within = choices_within(config, site.nodes, size, on_gpus=on_gpus)
     if (profile := site.profile) is None:
         return within
     densities = map(config.density_of, config.phases)
     try:
-        picks = [choose(profile, site.nodes, size, each) for each in densities]
+        picks = [choose(profile, site.nodes, size, each, on_gpus=on_gpus) for each in densities]
         return dict(zip(numbers, picks, strict=True)) | within
     except UNPREDICTABLE as error:
         why = f"{type(error).__name__}: {error}"
@@ -263,7 +269,7 @@ class _Planner:
     @property
     def on_gpus(self) -> bool:
         """Return whether gradients stay on GPUs."""
-        return self.site.has_gpus and self.config.transport != "mpi"
+        return gradients_stay_on_gpus(self.config, self.site)
 
     @property
     def hides(self) -> bool:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from commlib import InvalidArgument, Topology
 from commlib.errors import one_line
 from commlib.folders import expanded, user_cache
@@ -87,7 +89,8 @@ def choose_reducers(
         return {}
     if topology.world.size == 1:
         return dict.fromkeys(config.automatic, _ONE_RANK)
-    within = choices_within(config, topology.nodes, size)
+    on_gpus = topology.world.arrays is not np
+    within = choices_within(config, topology.nodes, size, on_gpus=on_gpus)
     by_profile = [number for number in config.automatic if number not in within]
     if not by_profile:
         return within
@@ -98,7 +101,10 @@ def choose_reducers(
         densities = {number: config.density_of(config.phases[number]) for number in by_profile}
         try:
             nodes = topology.nodes
-            return {number: choose(profile, nodes, size, density) for number, density in densities.items()}
+            return {
+                number: choose(profile, nodes, size, density, on_gpus=on_gpus)
+                for number, density in densities.items()
+            }
         except UNPREDICTABLE as error:
             path = profile_path(config.profile, topology)
             why = f"{type(error).__name__}: {error}"
@@ -108,12 +114,15 @@ def choose_reducers(
     return within | on_rank0(topology.world, choices)
 
 
-def choices_within(config: Config, nodes: Sequence[Sequence[int]], size: int) -> dict[int, Choice]:
+def choices_within(
+    config: Config, nodes: Sequence[Sequence[int]], size: int, *, on_gpus: bool
+) -> dict[int, Choice]:
     """Return what is chosen for each phase with a budget, by number."""
     found = dict[int, Choice]()
     for number, phase in enumerate(config.phases):
         if phase.budget is not None:
-            choice = choose_within(phase.budget.bytes_per_step, nodes, size, config.density_of(phase))
+            density = config.density_of(phase)
+            choice = choose_within(phase.budget.bytes_per_step, nodes, size, density, on_gpus=on_gpus)
             used = phase.with_local_steps(choice.local_steps or 1).local_steps
             if used is not None and used != choice.local_steps:
                 why = f"{choice.reason}; {used} steps, for the fragments and their delay"

@@ -68,7 +68,7 @@ def import_parts(config: Config) -> Config:
 def check_reducers(config: Config, topology: Topology | None = None) -> None:
     """Raise ``ValueError`` of one line where the reducer of a phase does not take its options' values.
 
-    ``topology``: of the run, if it is known already.
+    ``topology``: of the run, whose ranks call it together.
     """
     for number, phase in enumerate(config.phases):
         if config.reducer_name(phase) != AUTO:
