@@ -156,7 +156,8 @@ class DataCache:
         ``report(done, total)`` counts samples; an exception that it raises ends the filling.
         """
         missing, done = self._levels.missing(), 0
-        missing = missing[len(missing) * part // of : len(missing) * (part + 1) // of]
+        # Of what is always the same: a faster rank may have stored a part of its own by now.
+        missing = missing[np.isin(missing, np.array_split(self._part, of)[part], assume_unique=True)]
         for count in self._in_parts(self._levels.fill, missing):
             done += count
             report(done, len(missing))
@@ -176,6 +177,8 @@ class DataCache:
     def close(self) -> None:
         """Release the folders; batches that were yielded stay valid."""
         self._levels.close()
+        self._levels.set_remote_samples({})
+        self._collation, self._pools = None, Pools()
 
     def _in_parts(self, function: Callable[[Ids], Result], ids: Ids) -> Iterator[Result]:
         parts = np.array_split(ids, -(-len(ids) // FILL_SAMPLES) or 1)

@@ -29,7 +29,8 @@ LISTING_PATIENCE = 20  # times the timeout: listing a folder may take many reque
 # The names by which filesystems report a file's version, the most reliable first.
 VERSIONS = (
     *("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "checksum", "crc32c", "generation"),
-    *("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "modified", "created", "CRC"),
+    *("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "modified"),
+    *("modificationTime", "modify", "created", "CRC"),  # WebHDFS, FTP
 )
 JOINED_GAP = 16 << 10  # bytes: 0.13 ms at 1 Gbit/s, as a request of 2 ms costs when 16 run in parallel
 JOINED_BYTES = 8 << 20

@@ -163,6 +163,14 @@ def test_filling_tells_how_far_it_is(tmp_path, monkeypatch):
     assert told == [(0, 0)]
 
 
+def test_ranks_that_fill_one_after_the_other_leave_no_sample_out(tmp_path):
+    for part, left in enumerate([15, 7, 0]):
+        cache = DataCache(Counted(), dirs=CacheDirs(memory=tmp_path))
+        cache.fill(part=part, of=3)
+        assert len(cache._levels.missing()) == left
+        cache.close()
+
+
 def test_what_a_caller_does_to_a_batch_does_not_reach_the_cache(tmp_path):
     cache = DataCache(Counted(), dirs=CacheDirs(memory=tmp_path))
     for _ in range(2):

@@ -156,6 +156,12 @@ def test_a_file_written_again_has_another_version(tree):
     assert storage.file("a/x") == File("a/x", 1, after["a/x"])
 
 
+@pytest.mark.parametrize("key", ["modificationTime", "modify", "ETag", "mtime"])
+def test_the_version_is_what_a_filesystem_reports(tmp_path, key):
+    storage = Storage(str(tmp_path))
+    assert storage._file({"size": 3, key: 7}, "x") == File("x", 3, "7")
+
+
 def test_links_to_files_and_folders_are_followed(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "x.jpg").write_bytes(b"12345")

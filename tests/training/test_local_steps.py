@@ -22,6 +22,7 @@ from training.checkpoint.places import Folder
 from training.config.config import ConfigurationError, load, load_with_warnings
 from training.models import MODELS
 from training.models.images import image_input
+from training.receipt import problems
 from training.results import ALL_FRAGMENTS, StepHyperparameters
 from training.run.model import OtherModel
 from training.run.phases import PhaseRun
@@ -410,6 +411,8 @@ def test_tests_see_common_weights_and_the_last_round_is_shorter(tmp_path):
 def test_digests_are_compared_at_the_first_end_of_a_round_from_when_they_are_due(tmp_path):
     trainer(tmp_path, "digest_every=4", phases=(phase(steps=13, local_steps=3),)).fit()
     assert [line["steps"] for line in metrics_of(tmp_path) if line["kind"] == "digest"] == [6, 9, 12]
+    (folder,) = (path.parent for path in tmp_path.rglob("metrics.jsonl"))
+    assert list(problems(folder)) == []
 
 
 def test_a_run_that_ends_within_a_round_ends_with_the_weights_that_were_tested(tmp_path):

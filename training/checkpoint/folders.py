@@ -189,13 +189,15 @@ class Checkpoints:
     but for the properties. Checkpoints of another ``run`` than rank 0's are neither found nor removed.
 
     ``per_host``: each host has a place of its own, which its ranks see. Only as many ranks on the same hosts
-    then find the checkpoints.
+    then find the checkpoints, of which at least two stay.
     """
 
     def __init__(
         self, place: Place, comm: Communicator, *, run: str = "", keep: int = 3, per_host: bool = False
     ) -> None:
-        self.place, self._comm, self._run, self._keep = place, comm, run, keep
+        self.place, self._comm, self._run = place, comm, run
+        # A host that fails while others complete a checkpoint has only the one before, which all then need.
+        self._keep = max(keep, 2) if per_host else keep
         hosts = comm.allgather_objects(comm.host if per_host else "")
         self._leader = hosts.index(hosts[comm.rank])  # the lowest of the ranks that share this rank's place
         self._writing: _Writing | None = None
