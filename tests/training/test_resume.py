@@ -8,12 +8,15 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pytest
 from xxhash import xxh3_128_hexdigest
 
+from datacache.order import Order
+from datacache.text_orders import Windows
 from tests.extent import more
 from tests.faults.jobs import assert_same, weights_of
 from tests.launching import DIGITS, ENVIRONMENT, MPIRUN, mpirun, python_on_ranks, run, tail
@@ -21,7 +24,8 @@ from tests.training import small
 from tests.training.resuming import SCENARIOS, STEPS
 from training.checkpoint.serialization import Written, read_tree, write_tree
 from training.config.config import ConfigurationError
-from training.run.checkpointing import Checkpointer
+from training.results import Position
+from training.run.checkpointing import Checkpointer, _moved
 
 LONG = pytest.mark.timeout(1500)
 
@@ -70,6 +74,17 @@ def test_statistics_of_the_inputs_are_each_ranks_own_until_a_test_makes_them_the
     between_tests, at_the_end = facts["sgd, hitopk then dense"]["statistics"]
     assert between_tests > 1e-3
     assert at_the_end == 0
+
+
+@pytest.mark.parametrize(
+    ("order", "end"),
+    [(Order(10, 1, 2, seed=1), "step 3 of 5"), (Windows([100], 4, 2, seed=1), "others not")],
+)
+def test_a_resumption_with_other_batches_says_where_it_goes_on(order, end):
+    phase = SimpleNamespace(global_batch=2, epoch_steps=5, data=SimpleNamespace(order=order))
+    (line,) = _moved(Position(step=1), Position(step=2), phase)
+    assert line.startswith(f"a step takes 2 {order.unit} now: ")
+    assert line.endswith(end)
 
 
 @pytest.mark.launch

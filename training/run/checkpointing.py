@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from commlib.errors import one_line
 from datacache.escaping import without_secrets
+from datacache.order import Order
 from datacache.storage import Storage
 from training.callbacks.callback import Callback, Callbacks, RunEvent, RunView
 from training.checkpoint.folders import SHARED, Checkpoint, Checkpoints, Saved, own_file
@@ -282,7 +283,11 @@ def _moved(before: Position, after: Position, phase: PhaseRun) -> list[str]:
     """Return a line with the step at which an epoch resumes if the global batch size has changed."""
     if before == after:
         return []
-    return [
-        f"a step takes {phase.global_batch} {phase.data.order.unit} now: {before.samples} of the epoch are "
+    order = phase.data.order
+    line = (
+        f"a step takes {phase.global_batch} {order.unit} now: {before.samples} of the epoch are "
         f"read, it goes on with step {after.step + 1} of {phase.epoch_steps}"
-    ]
+    )
+    if not isinstance(order, Order):  # those of texts depend on the size of a batch
+        line += ", in another order: some may be read twice, and others not"
+    return [line]
