@@ -584,7 +584,9 @@ def test_no_candidate_needs_fewer_local_steps_and_of_those_with_as_many_the_choi
         assert other <= sent or other > choice.local_steps * bytes_per_step
 
 
-def test_on_gpus_only_reducers_that_take_their_arrays_are_picked():
+def test_on_gpus_only_reducers_that_take_their_arrays_and_codecs_with_kernels_are_picked():
+    wires = {each.wire for each in tuner.candidates(tuner.SHORT_WIRES, on_gpus=True) if each.wire}
+    assert wires == {"gap+fp16"}
     in_host_memory = {"arctopk", "exdyna", "powersgd", "spardl"}
     assert {each.reducer for each in tuner.candidates(on_gpus=True)} == REDUCERS.keys() - in_host_memory
     for on_gpus in (False, True):

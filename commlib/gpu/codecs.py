@@ -23,9 +23,14 @@ STATE_WORDS = 4
 BUCKETS_PER_BLOCK = 8
 
 
+def has_kernels(name: str) -> bool:
+    """Return whether a codec has GPU kernels."""
+    return set(name.split("+")) <= set(GPU_CODECS)
+
+
 def check_has_kernels(name: str) -> None:
     """Raise ``InvalidArgument`` for the name of a codec without GPU kernels."""
-    if not set(name.split("+")) <= set(GPU_CODECS):
+    if not has_kernels(name):
         known = ", ".join(GPU_CODECS)
         raise InvalidArgument(f"wire: expected codecs with GPU kernels ({known}), got {shown(name)}")
 

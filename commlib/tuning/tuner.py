@@ -12,6 +12,7 @@ import numpy as np
 from commlib.arrays import finish
 from commlib.density import check_density, entries
 from commlib.errors import InvalidArgument
+from commlib.gpu.codecs import has_kernels
 from commlib.prediction import bytes_of_nodes, predict_seconds
 from commlib.reducers import REDUCERS, Reducer, make_reducer, reducer_class, reducer_options
 from commlib.registry import REQUIRED, names
@@ -38,7 +39,7 @@ class Choice:
     """
 
     reducer: str
-    options: dict[str, str]
+    options: dict[str, Any]
     seconds: float
     dense_seconds: float
     reason: str
@@ -70,8 +71,10 @@ def candidates(
 
     The reducers of ``REDUCERS`` and of the installed packages' entry points; with ``between_nodes`` also the
     hierarchical variants of those that have no name of their own; with ``on_gpus`` those that take a GPU's
-    arrays.
+    arrays, and of ``wires`` those that have GPU kernels.
     """
+    if on_gpus:
+        wires = [wire for wire in wires if has_kernels(wire)]
     found = []
     for name in names(REDUCERS, "reducer"):
         if _why_not(name) is not None or (on_gpus and getattr(reducer_class(name), "needs_entries", False)):

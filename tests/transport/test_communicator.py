@@ -201,12 +201,16 @@ def test_a_negative_color_is_refused(ranks):
 
 def test_what_one_rank_does_to_gathered_objects_the_others_do_not_see(ranks):
     def body(comm):
-        values = comm.allgather_objects([comm.rank])
+        own = [comm.rank]
+        values = comm.allgather_objects(own)
+        own.append("later")
         values[0].append(comm.rank)
         comm.barrier()
-        return values[0]
+        return values
 
-    assert ranks.run(body) == [[0, rank] for rank in range(ranks.size)]
+    expected = [[rank] for rank in range(ranks.size)]
+    for rank, values in enumerate(ranks.run(body)):
+        assert values == [[0, rank], *expected[1:]]
 
 
 def addend(rank, size):
