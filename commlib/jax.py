@@ -97,8 +97,8 @@ class DistributedGradients(Closing):
         self.exchange.submit(0, gradient)
         mean, self.report = self.exchange.wait()
         means = [
-            jax.device_put(mean[place].reshape(leaf.shape).astype(leaf.dtype, copy=False), _place_of(leaf))
-            for place, leaf in zip(self._places, leaves, strict=True)
+            jax.device_put(mean[place].reshape(shape).astype(dtype, copy=False), _place_of(leaf))
+            for place, (shape, dtype), leaf in zip(self._places, kinds, leaves, strict=True)
         ]
         return jax.tree_util.tree_unflatten(structure, means)
 
@@ -135,7 +135,7 @@ def broadcast(tree: Any, topology: Topology) -> Any:
     ``RanksDisagree`` where names or shapes differ.
     """
     names, leaves, structure = _flattened(tree)
-    check_variables(topology.world, names, [leaf.shape for leaf in leaves])
+    check_variables(topology.world, names, [np.shape(leaf) for leaf in leaves])
     own = [np.asarray(leaf) for leaf in leaves] if topology.world.rank == 0 else None
     first = topology.world.allgather_objects(own)[0]
     placed = [jax.device_put(value, _place_of(leaf)) for value, leaf in zip(first, leaves, strict=True)]
@@ -149,7 +149,7 @@ def _flattened(tree: Any) -> tuple[list[str], list[Any], Any]:
 
 
 def _kinds_of(leaves: list[Any]) -> list[tuple[tuple[int, ...], Any]]:
-    return [(leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves]
+    return [(np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]  # Python's numbers are leaves, too
 
 
 def _place_of(leaf: Any) -> Any:

@@ -160,6 +160,17 @@ def test_a_broadcast_gives_the_arrays_of_rank_0():
     assert ranks == [bits(parameters(0))] * RANKS
 
 
+def test_a_parameter_may_be_a_number_of_python():
+    def body(comm):
+        topology = Topology(comm)
+        tree = broadcast({"weights": jnp.ones(3), "scale": 0.5 + comm.rank}, topology)
+        with DistributedGradients({"weights": jnp.ones(3), "scale": 1.0}, topology, {"name": "dense"}) as own:
+            mean = own.reduce({"weights": jnp.ones(3), "scale": float(comm.rank)})
+        return float(tree["scale"]), float(mean["scale"])
+
+    assert simulated.run(body, 2) == [(0.5, 0.5)] * 2
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
