@@ -21,7 +21,7 @@ from commlib.density import check_density, entries
 from commlib.errors import InvalidArgument
 from commlib.gpu import DEVICE_SELECTORS, GpuUnavailable, make_device_selector
 from commlib.gpu.cupy_engine import current_engine
-from commlib.vectors import Float32
+from commlib.vectors import VALUE_BYTES, Float32
 from training.bench.record import MOST_INPUTS, Record, WrongResult, alternate, elapsed, report, version_of
 from training.bench.selection import case_table, check_selection, records_of
 from training.process.job import FAILURE, log_error, usage_error
@@ -33,10 +33,9 @@ RUNS, QUICK_RUNS = 31, 7
 SECONDS_EACH = 2.0  # of one candidate in one case: a slower one has fewer runs
 AHEAD = 1 << 28  # float32 that the device reads before each call, in which time the host launches it
 DRIVER = Path("/sys/module/nvidia/version")
-ENTRY_BYTES = {"float32": 4, "float16": 2}
 RECALL = 0.95
 SUBJECTS = [name for name in DEVICE_SELECTORS if name != "mstopk"]  # which is "exact"
-SWEEP = "exact, summed and cleared"
+SWEEP = "exact, summed"
 SEED = 1
 
 Array = Any
@@ -121,12 +120,11 @@ class Device:
         del result
         return float(self.cupy.cuda.get_elapsed_time(start, end)) / 1e3
 
-    def inputs(self, size: int, entry: str) -> list[Array]:
+    def inputs(self, size: int) -> list[Array]:
         """Return normal vectors, two or more, together twice as large as the cache."""
-        count = min(MOST_INPUTS, max(2, -(-2 * self.cache_bytes // (size * ENTRY_BYTES[entry]))))
+        count = min(MOST_INPUTS, max(2, -(-2 * self.cache_bytes // (size * VALUE_BYTES))))
         generator = self.cupy.random.default_rng(SEED)
-        vectors = (generator.standard_normal(size, dtype=self.cupy.float32) for _ in range(count))
-        return [vector.astype(entry, copy=False) for vector in vectors]
+        return [generator.standard_normal(size, dtype=self.cupy.float32) for _ in range(count)]
 
 
 @dataclass(frozen=True)
@@ -143,19 +141,18 @@ MakePeer = Callable[[int, int, Any], Peer]  # of k, the size, and CuPy; fails wh
 def measure(
     sizes: Sequence[int], densities: Sequence[float], quick: bool, device: Device, wrong: list[WrongResult]
 ) -> Iterator[list[Record]]:
-    """Yield the records of one case after the other: size, type of entries, density.
+    """Yield the records of one case after the other: size, density.
 
     Selectors whose results are wrong are added to ``wrong``, and others go on without them.
     """
     for size in sizes or (QUICK_SIZES if quick else SIZES):
-        for entry in ENTRY_BYTES:
-            inputs = device.inputs(size, entry)
-            for density in densities or (DENSITY,):
-                case = {"size": size, "density": density, "k": entries(density, size), "entry": entry}
-                case |= {"device": "gpu", "inputs": len(inputs), "quick": quick}
-                yield _measure_case(case, inputs, device, wrong)
-            del inputs
-            device.cupy.get_default_memory_pool().free_all_blocks()
+        inputs = device.inputs(size)
+        for density in densities or (DENSITY,):
+            case = {"size": size, "density": density, "k": entries(density, size), "entry": "float32"}
+            case |= {"device": "gpu", "inputs": len(inputs), "quick": quick}
+            yield _measure_case(case, inputs, device, wrong)
+        del inputs
+        device.cupy.get_default_memory_pool().free_all_blocks()
 
 
 def _measure_case(
@@ -173,10 +170,9 @@ def _measure_case(
     runs = QUICK_RUNS if case["quick"] else RUNS
     seconds = alternate(subjects | found, inputs, runs, device.seconds, limit_seconds=SECONDS_EACH)
     # The bytes that must move, at the rate of a copy: a selector reads the vector once; the sweep reads
-    # gradient and residual and writes the residual.
-    width = ENTRY_BYTES[case["entry"]]
+    # gradient and residual and writes their sum.
     read_seconds = seconds["copy"].median / 2
-    floors = dict.fromkeys(subjects, read_seconds) | {SWEEP: (width + 4 + 4) / width * read_seconds}
+    floors = dict.fromkeys(subjects, read_seconds) | {SWEEP: 3 * read_seconds}
     return [
         replace(each, more={"floor_seconds": floors[each.subject], "gpu": dict(device.facts)})
         for each in records_of(dict.fromkeys(subjects, case), peers, seconds)
@@ -198,7 +194,7 @@ def _tried(make: MakePeer, case: dict[str, Any], vector: Array, cupy: Any) -> Pe
 
 def _checked(name: str, case: dict[str, Any], vector: Array, cupy: Any) -> BenchCandidate:
     """Return a selector whose second result was right."""
-    selector = make_device_selector(name, case["size"], case["k"], entry=case["entry"])
+    selector = make_device_selector(name, case["size"], case["k"])
     selector.select(vector)
     selection = selector.select(vector)
     found = selection.nnz()
@@ -208,10 +204,10 @@ def _checked(name: str, case: dict[str, Any], vector: Array, cupy: Any) -> Bench
 
 
 def _sweep(case: dict[str, Any], cupy: Any) -> BenchCandidate:
-    """Return the fused sweep: sum, selection and the next residual, which grows as a rank's does."""
-    selector = make_device_selector("exact", case["size"], case["k"], entry=case["entry"])
-    residual = cupy.zeros(case["size"], cupy.float32)
-    return lambda gradient: selector.select_sum(gradient, residual, residual, clear=True)
+    """Return the fused sweep of sum and selection."""
+    selector = make_device_selector("exact", case["size"], case["k"])
+    residual, out = cupy.zeros((2, case["size"]), cupy.float32)
+    return lambda gradient: selector.select_sum(gradient, residual, out)
 
 
 # ---- Peers ----

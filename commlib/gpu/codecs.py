@@ -10,7 +10,7 @@ import numpy as np
 
 from commlib.errors import InvalidArgument, shown
 from commlib.gpu.cupy_engine import current_engine
-from commlib.gpu.engine import ENTRIES, Array, Buffers, Engine, Ranges, Source, blocks_for, check_entries
+from commlib.gpu.engine import Array, Buffers, Engine, Ranges, Source, blocks_for, check_entries
 from commlib.vectors import SparseVector, index_dtype
 from commlib.wire import make_codec
 from commlib.wire.base import Fp16, Fp32, Raw32
@@ -18,8 +18,6 @@ from commlib.wire.indices import Gap, bytes_of_bits, low_bits
 from commlib.wire.qsgd import SCALE_BYTES, Qsgd
 
 GPU_CODECS = ("raw32", "gap", "bitmap", "fp32", "fp16", "bf16", "qsgd8", "qsgd4", "qsgd2")
-BITS, FOUND, OUTSIDE = 0, 1, 2  # as in kernels/codecs.cu
-STATE_WORDS = 4
 BUCKETS_PER_BLOCK = 8
 
 
@@ -61,7 +59,7 @@ class DeviceCodec:
         """
         entries = indices.size
         check_entries("indices", indices, entries, self._index_dtype)
-        check_entries("values", values, entries, ENTRIES["float32"])
+        check_entries("values", values, entries)
         if entries == 0:
             return self.buffers.get("message", 0, np.uint8)
         dense_bytes, value_bytes = (self._values.message_bytes(count) for count in (self.size, entries))
@@ -74,11 +72,11 @@ class DeviceCodec:
         self._encode_values(self._dense(indices, values), message)
         return message[:dense_bytes]
 
-    def decode(self, message: Array, *, check: bool = False) -> SparseVector:
+    def decode(self, message: Array) -> SparseVector:
         """Return the vector of a message that ``encode`` has made, here or on the CPU.
 
-        With ``gap`` and ``bitmap`` this waits for the device: how many entries there are. ``check`` waits
-        until they are decoded, too, and raises ``InvalidArgument`` where they are no entries of the vector.
+        With ``gap`` and ``bitmap`` this waits for the device: how many entries there are. A length that no
+        message has raises ``InvalidArgument``.
         """
         if self.engine.address(message) % 4:
             raise InvalidArgument("message: expected an address that is a multiple of 4 bytes")
@@ -88,7 +86,7 @@ class DeviceCodec:
             no_indices = self.buffers.get("indices", 0, self._index_dtype)
             return SparseVector.trusted(self.size, no_indices, self._floats(0))
         try:
-            indices, values = self._decode_indices(message, check)
+            indices, values = self._decode_indices(message)
         except InvalidArgument as error:
             text = f"message: {message.size} bytes are no vector of {self.size} entries"
             raise InvalidArgument(text) from error
@@ -114,16 +112,16 @@ class DeviceCodec:
         entries, shift = indices.size, low_bits(indices.size, self.size)
         header = self._index_dtype.itemsize // 4
         self.engine.clear(words)
-        state, ranges = self._cleared_state(), Ranges.of(entries, self.engine)
+        ranges, bits = Ranges.of(entries, self.engine), self.buffers.get("bits", 1, np.uint64)
         tallies = self.buffers.get("tallies", ranges.tallies, np.uint64)
         common = indices, np.int64(entries), np.int32(shift), np.int64(ranges.per_warp), tallies
         self._launch("tally_quotients", ranges.blocks, *common)
-        self._launch("write_gaps", ranges.blocks, *common, np.int32(header), words, state)
-        return 4 * header + bytes_of_bits(int(self.engine.to_host(state[BITS : BITS + 1])[0]))
+        self._launch("write_gaps", ranges.blocks, *common, np.int32(header), words, bits)
+        return 4 * header + bytes_of_bits(int(self.engine.to_host(bits)[0]))
 
-    def _decode_indices(self, message: Array, check: bool) -> tuple[Array, Array]:
+    def _decode_indices(self, message: Array) -> tuple[Array, Array]:
         if isinstance(self._indices, Gap):
-            return self._decode_gaps(message, check)
+            return self._decode_gaps(message)
         if isinstance(self._indices, Raw32):  # which reads the length alone
             indices, values = self._indices.decode(message, self.size, self._values.message_bytes)
         else:
@@ -138,9 +136,9 @@ class DeviceCodec:
             raise InvalidArgument(f"bitmap: expected {length} bytes, got {message.size}")
         ranges, bits = self._ones(message[:length].view(np.uint32), 0)
         entries = int(self.engine.to_host(bits[-1][ranges.warps :]).sum())
-        return self._write_ones(ranges, bits, entries, self._cleared_state()), message[length:]
+        return self._write_ones(ranges, bits, entries), message[length:]
 
-    def _decode_gaps(self, message: Array, check: bool) -> tuple[Array, Array]:
+    def _decode_gaps(self, message: Array) -> tuple[Array, Array]:
         header = self._index_dtype.itemsize
         entries = int.from_bytes(self.engine.to_host(message[:header]).tobytes(), "little")
         values_from = message.size - self._values.message_bytes(entries)
@@ -149,21 +147,17 @@ class DeviceCodec:
         shift = low_bits(entries, self.size)
         if values_from % 4 or values_from < header + bytes_of_bits(entries * (shift + 1)):
             raise InvalidArgument(f"gap: expected the bits of {entries} entries, got {values_from} bytes")
-        words, state = message[header:values_from].view(np.uint32), self._cleared_state()
-        indices = self._write_ones(*self._ones(words, entries * shift), entries, state)
-        self._read_gaps(words, shift, indices, state)
-        if check:
-            found = self.engine.to_host(state)
-            if found[FOUND] < entries or found[OUTSIDE]:
-                raise InvalidArgument(f"gap: expected {entries} indices below {self.size}, got others")
+        words = message[header:values_from].view(np.uint32)
+        indices = self._write_ones(*self._ones(words, entries * shift), entries)
+        self._read_gaps(words, shift, indices)
         return indices, message[values_from:]
 
-    def _read_gaps(self, words: Array, shift: int, indices: Array, state: Array) -> None:
+    def _read_gaps(self, words: Array, shift: int, indices: Array) -> None:
         ranges = Ranges.of(indices.size, self.engine)
         tallies = self.buffers.get("low bits", ranges.tallies, np.uint64)
         bits = words, np.int64(words.size), np.int64(indices.size), np.int32(shift), np.int64(ranges.per_warp)
         self._launch("tally_low_bits", ranges.blocks, *bits, tallies)
-        self._launch("read_gaps", ranges.blocks, *bits, tallies, np.int64(self.size), indices, state)
+        self._launch("read_gaps", ranges.blocks, *bits, tallies, indices)
 
     def _ones(self, words: Array, first_bit: int) -> tuple[Ranges, tuple[Any, ...]]:
         """Launch the count of the ones from ``first_bit`` on; return ranges and arguments, tallies last."""
@@ -173,9 +167,9 @@ class DeviceCodec:
         self._launch("tally_ones", ranges.blocks, *bits)
         return ranges, bits
 
-    def _write_ones(self, ranges: Ranges, bits: tuple[Any, ...], entries: int, state: Array) -> Array:
+    def _write_ones(self, ranges: Ranges, bits: tuple[Any, ...], entries: int) -> Array:
         indices = self.buffers.get("indices", entries, self._index_dtype)
-        self._launch("write_ones", ranges.blocks, *bits, np.int64(entries), indices, state)
+        self._launch("write_ones", ranges.blocks, *bits, np.int64(entries), indices)
         return indices
 
     # ---- Values ----
@@ -223,11 +217,6 @@ class DeviceCodec:
 
     def _floats(self, count: int) -> Array:
         return self.buffers.get("values", count, np.float32)
-
-    def _cleared_state(self) -> Array:
-        state = self.buffers.get("state", STATE_WORDS, np.uint64)
-        self.engine.clear(state)
-        return state
 
     def _launch(self, kernel: str, blocks: int, *arguments: object) -> None:
         self.engine.launch(self._source, kernel, blocks, *arguments)

@@ -22,19 +22,13 @@ Array: TypeAlias = Any
 THREADS = 256  # of a block, by default
 WARPS = THREADS // 32
 BLOCKS_PER_MULTIPROCESSOR = 5  # RESIDENT in kernels/common.cu
-ENTRIES: dict[str, "np.dtype[Any]"] = {
-    "float32": np.dtype(np.float32),
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(np.uint16),  # its bits
-}
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file of kernels, for vectors of ``entry`` (a key of ``ENTRIES``) and indices of that many bits."""
+    """A file of kernels, for indices of that many bits."""
 
     name: str
-    entry: str = "float32"
     index_bits: int = 32
 
     @property
@@ -46,7 +40,7 @@ class Source:
     @property
     def macros(self) -> tuple[str, ...]:
         """The names to define."""
-        return (f"ENTRY_{self.entry.upper()}", *(["INDEX_64"] if self.index_bits == 64 else []))
+        return ("INDEX_64",) if self.index_bits == 64 else ()
 
 
 class Engine(ABC):
@@ -105,9 +99,9 @@ class Engine(ABC):
     def address(self, array: Array) -> int:
         """Return where the array begins."""
 
-    def aligned(self, *arrays: Array, entries: int = 4) -> np.int32:
-        """Return, as a kernel's argument, whether all arrays are aligned to ``entries`` entries."""
-        return np.int32(all(self.address(each) % (entries * each.dtype.itemsize) == 0 for each in arrays))
+    def aligned(self, *arrays: Array) -> np.int32:
+        """Return, as a kernel's argument, whether all arrays are aligned to four of their entries."""
+        return np.int32(all(self.address(each) % (4 * each.dtype.itemsize) == 0 for each in arrays))
 
 
 class Buffers:
@@ -181,12 +175,10 @@ def blocks_for(threads: int, engine: Engine) -> int:
     return max(1, min(-(-threads // THREADS), engine.multiprocessors * BLOCKS_PER_MULTIPROCESSOR))
 
 
-def check_entries(name: str, array: Array, size: int, kind: "np.dtype[Any]") -> None:
+def check_entries(name: str, array: Array, size: int, kind: npt.DTypeLike = np.float32) -> None:
     """Raise ``InvalidArgument`` unless ``array`` is ``size`` contiguous entries of one kind."""
-    # bfloat16 is either ml_dtypes' type or, from CuPy, its bits.
-    is_kind = array.dtype == kind or (str(array.dtype) == "bfloat16" and kind == ENTRIES["bfloat16"])
-    if array.ndim != 1 or array.size != size or not is_kind:
+    if array.ndim != 1 or array.size != size or array.dtype != kind:
         found = f"{array.dtype} {tuple(array.shape)}"
-        raise InvalidArgument(f"{name}: expected {kind} of shape ({size},), got {found}")
+        raise InvalidArgument(f"{name}: expected {np.dtype(kind)} of shape ({size},), got {found}")
     if array.size > 1 and (stride := array.strides[0]) != array.dtype.itemsize:
         raise InvalidArgument(f"{name}: expected contiguous entries, got a stride of {stride} bytes")

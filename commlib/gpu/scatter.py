@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from commlib.arrays import ROW_MULTIPLE
-from commlib.errors import InvalidArgument, look_up
+from commlib.errors import InvalidArgument
 from commlib.gpu.cupy_engine import current_engine
-from commlib.gpu.engine import ENTRIES, Array, Buffers, Engine, Source, blocks_for, check_entries
+from commlib.gpu.engine import Array, Buffers, Engine, Source, blocks_for, check_entries
 from commlib.vectors import SparseVector, index_dtype
 
 TILE = 4096  # as in kernels/scatter.cu
@@ -81,10 +81,8 @@ class RankSum:
         if vector.size != self.size or vector.indices is None:
             found = f"a {'dense' if vector.is_dense else 'sparse'} one of {vector.size}"
             raise InvalidArgument(f"vectors: expected sparse ones of {self.size}, got {found}")
-        for array in (vector.indices, vector.values):
-            if vector.nnz > 1 and array.strides[0] != array.dtype.itemsize:
-                stride = array.strides[0]
-                raise InvalidArgument(f"vectors: expected contiguous entries, got a stride of {stride} bytes")
+        check_entries("indices", vector.indices, vector.nnz, index_dtype(self.size))
+        check_entries("values", vector.values, vector.nnz)
         address = self.engine.address
         return address(vector.indices), address(vector.values), vector.nnz
 
@@ -96,7 +94,7 @@ def add_rows(others: Array, own: Array, position: int, *, engine: Engine | None 
     a separate allocation, as its rows are read 16 bytes at a time.
     """
     stride = others.shape[1]
-    check_entries("own", own, own.size, ENTRIES["float32"])
+    check_entries("own", own, own.size)
     fits = others.flags.c_contiguous and own.size <= stride and stride % ROW_MULTIPLE == 0
     if others.dtype != np.float32 or not fits:
         expected = f"contiguous float32, {own.size} or more a row and a multiple of {ROW_MULTIPLE}"
@@ -124,14 +122,12 @@ class SegmentSquares:
     entries the relative error is at most ``(521 + n/2²¹)·2⁻⁵³``.
     """
 
-    def __init__(self, sizes: Sequence[int], *, entry: str = "float32", engine: Engine | None = None) -> None:
+    def __init__(self, sizes: Sequence[int], *, engine: Engine | None = None) -> None:
         if not sizes or min(sizes) < 0:
             raise InvalidArgument(f"sizes: expected one or more, each at least 0, got {list(sizes)}")
-        look_up(ENTRIES, "type of entries", entry)
-        self.sizes, self.entry = tuple(sizes), entry
+        self.sizes = tuple(sizes)
         self.engine = current_engine() if engine is None else engine
         self.buffers = Buffers(self.engine, f"sums of squares of {len(sizes)} segments")
-        self._source = Source("norms", entry)
         ends = np.cumsum(self.sizes)
         firsts, counts, bounds = [], [], [0]
         for end, size in zip(ends.tolist(), self.sizes, strict=True):
@@ -145,10 +141,10 @@ class SegmentSquares:
 
     def squares(self, vector: Array) -> Array:
         """Return the sums, float64 of shape ``(segments,)``, on the device; the next call overwrites them."""
-        check_entries("vector", vector, self._entries, ENTRIES[self.entry])
+        check_entries("vector", vector, self._entries)
         sums = self.buffers.get("chunks", max(1, self._chunks), np.float64)
         squares = self.buffers.get("squares", len(self.sizes), np.float64)
-        launch, source, (*spans, bounds) = self.engine.launch, self._source, self._tables
+        launch, source, (*spans, bounds) = self.engine.launch, Source("norms"), self._tables
         if self._chunks:
             launch(source, "square_chunks", self._chunks, vector, *spans, sums, threads=LANES)
         launch(source, "add_chunks", len(self.sizes), sums, bounds, squares, threads=LANES)

@@ -15,7 +15,6 @@ import numpy as np
 from commlib.errors import InvalidArgument, NonFiniteInput, look_up
 from commlib.gpu.cupy_engine import current_engine
 from commlib.gpu.engine import (
-    ENTRIES,
     WARPS,
     Array,
     Buffers,
@@ -77,57 +76,47 @@ class Selection:
 class DeviceSelector:
     """The ``min(k, d)`` entries of largest magnitude, ties by lowest index, of vectors of ``size = d``.
 
-    Reads the vector little more than once. ``entry``: the type of its entries, "float32", "float16" or
-    "bfloat16" (arrays of ml_dtypes' type, or of its bits as uint16). Magnitudes are compared as float32.
+    Vectors are float32; one is read little more than once.
     """
 
     at_most: ClassVar[int] = 1
 
-    def __init__(self, size: int, k: int, *, entry: str = "float32", engine: Engine | None = None) -> None:
+    def __init__(self, size: int, k: int, *, engine: Engine | None = None) -> None:
         if size < 0:
             raise InvalidArgument(f"size: expected at least 0, got {size}")
         if not 0 <= k < 1 << 31:
             raise InvalidArgument(f"k: expected 0 to 2147483647, got {k}")
-        look_up(ENTRIES, "type of entries", entry)
-        self.size, self.k, self.entry = size, min(k, size), entry
+        self.size, self.k = size, min(k, size)
         self.engine = current_engine() if engine is None else engine
         self.most_selected = min(self.at_most * self.k, size)
         self.buffers = Buffers(self.engine, f"selection of {self.k:,} of {size:,} entries")
-        bits = 8 * index_dtype(size).itemsize
-        self._source, self._float32 = Source("select", entry, bits), Source("select", "float32", bits)
+        self._source = Source("select", index_bits=8 * index_dtype(size).itemsize)
         self._blocks = -(-size // BLOCK)
         self._ranges = Ranges.of(self._blocks, self.engine)
         self._passes: dict[str, Start] = {}
-        self._steps: dict[Source, list[Start]] = {}
 
     def select(self, vector: Array) -> Selection:
         """Select from a contiguous vector of shape ``(d,)``; returns before the device has done so."""
-        check_entries("vector", vector, self.size, ENTRIES[self.entry])
+        check_entries("vector", vector, self.size)
         return self._run(partial(self._select, vector))
 
-    def select_sum(self, gradient: Array, residual: Array, out: Array, *, clear: bool = False) -> Selection:
+    def select_sum(self, gradient: Array, residual: Array, out: Array) -> Selection:
         """Write ``gradient + residual`` to ``out`` and select from it, in one sweep.
 
-        ``gradient`` has the plan's type of entries, ``residual`` and ``out`` are float32; ``out`` may be
-        ``residual`` if that may be lost when the sum is not finite. ``clear``: the selected entries
-        of ``out`` become zero, so that it is the next residual, unless the sum is not finite.
+        ``out`` may be ``residual`` if that may be lost when the sum is not finite.
         """
-        check_entries("gradient", gradient, self.size, ENTRIES[self.entry])
-        check_entries("residual", residual, self.size, ENTRIES["float32"])
-        check_entries("out", out, self.size, ENTRIES["float32"])
-        return self._run(partial(self._select_sum, gradient, residual, out, clear))
+        for name, array in (("gradient", gradient), ("residual", residual), ("out", out)):
+            check_entries(name, array, self.size)
+        return self._run(partial(self._select_sum, gradient, residual, out))
 
     def _select(self, vector: Array, scratch: Array, stale: Array) -> None:
-        aligned = self.engine.aligned(vector, entries=16 // vector.dtype.itemsize)
-        self._pass("measure")(vector, aligned, scratch, stale)
-        self._pick(self._source, vector, scratch, None)
+        self._pass("measure")(vector, self.engine.aligned(vector), scratch, stale)
+        self._pick(vector, scratch)
 
-    def _select_sum(
-        self, gradient: Array, residual: Array, out: Array, clear: bool, scratch: Array, stale: Array
-    ) -> None:
+    def _select_sum(self, gradient: Array, residual: Array, out: Array, scratch: Array, stale: Array) -> None:
         aligned = self.engine.aligned(gradient, residual, out)
         self._pass("sum")(gradient, residual, out, aligned, scratch, stale)
-        self._pick(self._float32, out, scratch, out if clear else None)
+        self._pick(out, scratch)
 
     def _run(self, launch: Callable[[Array, Array], None]) -> Selection:
         """Launch all kernels, with zeroed scratch, and that of the previous run, for this one to clear."""
@@ -153,43 +142,37 @@ class DeviceSelector:
         prepared = self.engine.prepare(self._source, f"{verb}_{counted}", grid, *arguments)
         return self._passes.setdefault(verb, prepared)
 
-    def _pick(self, source: Source, vector: Array, scratch: Array, cleared: Any) -> None:
+    def _pick(self, vector: Array, scratch: Array) -> None:
         """Launch the kernels after the pass over the vector."""
-        if self.k == 0:
-            return
-        if source not in self._steps:
-            self._steps[source] = [*self._guess(source), *self._prepared_steps(source)]
-        *steps, emit = self._steps[source]
-        for step in steps:
-            step(vector, scratch)
-        emit(vector, scratch, cleared)
+        if self.k:
+            for step in self._steps:
+                step(vector, scratch)
 
-    def _prepared_steps(self, source: Source) -> Iterator[Start]:
-        """Yield the kernels that find the entries, given the threshold."""
-        prepare, ranges = self.engine.prepare, self._ranges
+    @cached_property
+    def _steps(self) -> list[Start]:
+        """The kernels that find the entries."""
+        prepare, ranges, most = partial(self.engine.prepare, self._source), self._ranges, self._capacity
         entries, per_warp = np.int64(self.size), np.int64(ranges.per_warp)
-        most = self._capacity
         candidates = self.buffers.get("candidates", most, np.uint32)
         offsets = self.buffers.get("places", most, index_dtype(self.size))
         segments = self.buffers.get("segments", 2 * ranges.warps, np.uint64)
         tallies = self.buffers.get("tallies", 2 * ranges.tallies, np.uint64)
         found = self._maxima, per_warp, candidates, offsets, np.uint64(most), segments
-        yield prepare(source, "gather", ranges.blocks, entries, *found)
+        steps = [*self._guess(), prepare("gather", ranges.blocks, entries, *found)]
         if self._guesses:
-            yield prepare(source, "recount", blocks_for(self.size, self.engine), entries)
-        for digit in ("middle", "last"):
-            blocks = blocks_for(self.size // 16, self.engine)
-            yield prepare(source, f"refine_{digit}", blocks, entries, candidates)
+            steps.append(prepare("recount", blocks_for(self.size, self.engine), entries))
+        blocks = blocks_for(self.size // 16, self.engine)
+        steps += [prepare(f"refine_{digit}", blocks, entries, candidates) for digit in ("middle", "last")]
         spans = entries, per_warp, candidates, offsets, segments, tallies
-        yield prepare(source, "tally", ranges.blocks, *spans)
-        yield prepare(source, "emit", ranges.blocks, *spans, *self._output)
+        steps.append(prepare("tally", ranges.blocks, *spans))
+        return [*steps, prepare("emit", ranges.blocks, *spans, *self._output)]
 
     @property
     def _guesses(self) -> bool:
         """Whether the threshold of candidates is a guess instead of a result of the pass."""
         return False
 
-    def _guess(self, source: Source) -> Iterator[Start]:
+    def _guess(self) -> Iterator[Start]:
         """Yield the kernels that find the threshold of candidates."""
         yield from ()
 
@@ -234,11 +217,11 @@ class DeviceDGC(DeviceSelector):
     def _capacity(self) -> int:
         return min(self.size, max(4 * self.k, 2 * self._rank * self._stride) + BLOCK)
 
-    def _guess(self, source: Source) -> Iterator[Start]:
+    def _guess(self) -> Iterator[Start]:
         if not self._guesses:
             return
         numbers = np.int64(self.size), np.int64(self._stride), np.uint64(self._rank), np.uint64(self.k)
-        yield self.engine.prepare(source, "sample", 1, *numbers, threads=SAMPLING_THREADS)
+        yield self.engine.prepare(self._source, "sample", 1, *numbers, threads=SAMPLING_THREADS)
 
 
 class DeviceGaussian(DeviceSelector):
@@ -254,16 +237,17 @@ class DeviceGaussian(DeviceSelector):
     def _guesses(self) -> bool:
         return self.k > 0
 
-    def _guess(self, source: Source) -> Iterator[Start]:
+    def _guess(self) -> Iterator[Start]:
         z = -NormalDist().inv_cdf(self.k / (2 * self.size))
-        prepare, entries, chunks = self.engine.prepare, np.int64(self.size), -(-self.size // CHUNK)
+        entries, chunks = np.int64(self.size), -(-self.size // CHUNK)
+        prepare = partial(self.engine.prepare, self._source)
         sums = self.buffers.get("moments", 2 * chunks, np.float64)
         thresholds = self.buffers.get("thresholds", LOWERED_BINS, np.uint32)
-        yield prepare(source, "moments", chunks, entries, np.float64(z), sums, thresholds, threads=LANES)
+        yield prepare("moments", chunks, entries, np.float64(z), sums, thresholds, threads=LANES)
         numbers = np.uint64(self.k), np.uint64(self.most_selected)
         for name in ("few", "all"):
             read = entries, self._maxima, np.int64(self._ranges.per_warp), thresholds
-            yield prepare(source, f"lower_{name}", self._ranges.blocks, *read, *numbers)
+            yield prepare(f"lower_{name}", self._ranges.blocks, *read, *numbers)
 
 
 class DeviceBucketed(DeviceSelector):
@@ -277,23 +261,14 @@ class DeviceBucketed(DeviceSelector):
     def _select(self, vector: Array, scratch: Array, stale: Array) -> None:
         self._prepared_select(vector, None, None, scratch, stale)
 
-    def _select_sum(
-        self, gradient: Array, residual: Array, out: Array, clear: bool, scratch: Array, stale: Array
-    ) -> None:
+    def _select_sum(self, gradient: Array, residual: Array, out: Array, scratch: Array, stale: Array) -> None:
         self._prepared_select(gradient, residual, out, scratch, stale)
-        if clear and self.k:
-            self._clear_selected(out, scratch)
 
     @cached_property
     def _prepared_select(self) -> Start:
         blocks = -(-self.size // (BUCKET * WARPS))
         arguments = np.int64(self.size), np.uint64(self.k), *self._output
         return self.engine.prepare(self._source, "select_buckets", blocks, *arguments)
-
-    @cached_property
-    def _clear_selected(self) -> Start:
-        blocks, k = blocks_for(self.k, self.engine), np.uint64(self.k)
-        return self.engine.prepare(self._float32, "clear_selected", blocks, self._output[0], k)
 
 
 DEVICE_SELECTORS: dict[str, type[DeviceSelector]] = {
@@ -305,8 +280,6 @@ DEVICE_SELECTORS: dict[str, type[DeviceSelector]] = {
 }
 
 
-def make_device_selector(
-    name: str, size: int, k: int, *, entry: str = "float32", engine: Engine | None = None
-) -> DeviceSelector:
+def make_device_selector(name: str, size: int, k: int, *, engine: Engine | None = None) -> DeviceSelector:
     """Return the plan of a selector of the table ``DEVICE_SELECTORS`` for vectors of ``size`` entries."""
-    return look_up(DEVICE_SELECTORS, "selector of the device", name)(size, k, entry=entry, engine=engine)
+    return look_up(DEVICE_SELECTORS, "selector of the device", name)(size, k, engine=engine)

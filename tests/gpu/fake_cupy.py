@@ -160,13 +160,6 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801 - as CuPy has 
     flags = property(lambda self: SimpleNamespace(**{name: getattr(self.host.flags, name) for name in FLAGS}))
     data = property(Pointer)
 
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {**self.host.__array_interface__, "version": 3}
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self.host.__dlpack_device__()
-
     def __dlpack__(
         self, *, stream: int | None = None, max_version: Any = None, dl_device: Any = None, copy: Any = None
     ) -> Any:

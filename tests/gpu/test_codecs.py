@@ -29,8 +29,8 @@ def encoded(engine, name, vector):
     return engine.to_host(codec.encode(*map(engine.from_host, (vector.indices, vector.values))))
 
 
-def decoded(engine, name, message, size, check=True):
-    entries = DeviceCodec(name, size, engine=engine).decode(engine.from_host(message), check=check)
+def decoded(engine, name, message, size):
+    entries = DeviceCodec(name, size, engine=engine).decode(engine.from_host(message))
     indices = None if entries.indices is None else engine.to_host(entries.indices)
     return SparseVector(size, indices, engine.to_host(entries.values))
 

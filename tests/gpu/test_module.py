@@ -118,10 +118,10 @@ def test_a_module_is_compiled_once_and_launched_as_asked(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     engine = CuPyEngine(0)
     for _ in range(2):
-        engine.launch(Source("select", "float16", 64), "emit", 7, None, np.int64(3), threads=64)
+        engine.launch(Source("select", index_bits=64), "emit", 7, None, np.int64(3), threads=64)
     [(code, options)] = cupy.compiled
     assert 'extern "C" __global__ void RESIDENT emit(' in code
-    assert options == ("-std=c++14", "--fmad=false", "-DENTRY_FLOAT16", "-DINDEX_64")
+    assert options == ("-std=c++14", "--fmad=false", "-DINDEX_64")
     (name, grid, block, given), again = cupy.launched
     assert (name, grid, block, given) == ("emit", (7,), (64,), (0, 3)) == again
     assert [type(each) for each in given] == [np.uintp, np.int64]

@@ -14,13 +14,12 @@ from tests.gpu.vectors import SEED
 SIZES = [33, 30_001, *more(1, 4096, 4097)]
 
 
-def ranks_of(size, count, most=None):
+def ranks_of(size, count):
     """Sorted entries of each rank: some ranks have none, one has all, and some have denormal values."""
     generator = np.random.default_rng([SEED, size, count])
     vectors = []
     for rank in range(count):
-        entries = int(generator.integers(0, (most or size) + 1))
-        entries = 0 if rank % 4 == 3 else size if rank == 1 and most is None else entries
+        entries = 0 if rank % 4 == 3 else size if rank == 1 else int(generator.integers(0, size + 1))
         indices = np.sort(generator.choice(size, entries, replace=False)).astype(
             commlib.vectors.index_dtype(size)
         )

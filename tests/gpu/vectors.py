@@ -2,18 +2,12 @@
 
 import os
 
-import ml_dtypes
 import numpy as np
 
 from tests.extent import more
 
 # Fresh numbers in every run; a run that fails says which.
 SEED = int.from_bytes(os.urandom(4), "little")
-DTYPES = {
-    "float32": np.dtype(np.float32),
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-}
 SIZES = [1, 33, 20_001, *more(31, 32, 1000, 65537, 300_001)]
 
 
@@ -55,11 +49,6 @@ VECTORS = {
     "crowded": _crowded,
     "mostly zeros": lambda size: np.where(normal(size, 1) > 2.5, normal(size), 0).astype(np.float32),
 }
-
-
-def bits_of(array):
-    """The array as kernels of narrow entries take it from any library: bfloat16 as its bits."""
-    return array.view(np.uint16) if array.dtype == DTYPES["bfloat16"] else array
 
 
 def ks(size):

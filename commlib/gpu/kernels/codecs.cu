@@ -3,8 +3,6 @@
 // Words are of 32 bits, the first bit the lowest. Whatever sets single bits needs zeros before. Where the
 // place of what a warp writes depends on what the warps before it have, a first kernel tallies it.
 
-enum State { BITS, FOUND, OUTSIDE };  // bits written; ones found; whether an index is none of the vector
-
 __device__ inline void set_bit(u32* words, u64 place) { atomicOr(words + (place >> 5), 1u << (place & 31)); }
 
 __device__ inline void set_bits(u32* words, u64 place, u64 value) {
@@ -41,10 +39,10 @@ extern "C" __global__ void tally_quotients(
     write_tallies<1>(&own, tallies, of_warps);
 }
 
-// `header_words`: of 32 bits, 1 or 2, before those of the gaps.
+// `header_words`: of 32 bits, 1 or 2, before those of the gaps. `bits`: how many the gaps take.
 extern "C" __global__ void write_gaps(
     const Index* indices, i64 entries, int shift, i64 per_warp, const u64* tallies, int header_words,
-    u32* message, u64* state) {
+    u32* message, u64* bits) {
     __shared__ u64 of_warps[WARPS];
     u64 quotients;
     read_tallies<1>(tallies, &quotients, of_warps);
@@ -59,7 +57,7 @@ extern "C" __global__ void write_gaps(
             u64 place = (u64)entries * shift + up_to_lane + i;
             set_bits(words, (u64)i * shift, gap & (((u64)1 << shift) - 1));
             set_bit(words, place);
-            if (i == entries - 1) state[BITS] = place + 1;
+            if (i == entries - 1) *bits = place + 1;
         }
         quotients = __shfl_sync(WHOLE_WARP, up_to_lane, WARP - 1);
     }
@@ -85,10 +83,10 @@ extern "C" __global__ void tally_ones(
     write_tallies<1>(&own, tallies, of_warps);
 }
 
-// The places of the ones, counted from `first_bit` on, no more than `entries`; FOUND is how many there are.
+// The places of the ones, counted from `first_bit` on, no more than `entries`.
 extern "C" __global__ void write_ones(
     const u32* words, i64 count, u64 first_bit, i64 per_warp, const u64* tallies, i64 entries,
-    Index* places, u64* state) {
+    Index* places) {
     __shared__ u64 of_warps[WARPS];
     u64 found;
     read_tallies<1>(tallies, &found, of_warps);
@@ -102,7 +100,6 @@ extern "C" __global__ void write_ones(
             places[i] = (Index)((u64)word * 32 + __ffs(left) - 1 - first_bit);
         found = __shfl_sync(WHOLE_WARP, up_to_lane, WARP - 1);
     }
-    if (first < end && end == count && lane_of() == 0) state[FOUND] = found;
 }
 
 extern "C" __global__ void tally_low_bits(
@@ -117,8 +114,8 @@ extern "C" __global__ void tally_low_bits(
 
 // Replace the places of the ones, i + the sum of i + 1 quotients, by indices.
 extern "C" __global__ void read_gaps(
-    const u32* words, i64 count, i64 entries, int shift, i64 per_warp, const u64* tallies, i64 size,
-    Index* indices, u64* state) {
+    const u32* words, i64 count, i64 entries, int shift, i64 per_warp, const u64* tallies,
+    Index* indices) {
     __shared__ u64 of_warps[WARPS];
     u64 low_bits;
     read_tallies<1>(tallies, &low_bits, of_warps);
@@ -127,11 +124,7 @@ extern "C" __global__ void read_gaps(
         i64 i = base + lane_of();
         u64 low = i < end ? bits_at(words, count, (u64)i * shift, shift) : 0;
         u64 up_to_lane = low_bits + sum_up_to_lane(low);
-        if (i < end) {
-            u64 index = (((u64)indices[i] - i) << shift) + up_to_lane + i;
-            if (index >= (u64)size) atomicExch(state + OUTSIDE, (u64)1);
-            indices[i] = (Index)index;
-        }
+        if (i < end) indices[i] = (Index)((((u64)indices[i] - i) << shift) + up_to_lane + i);
         low_bits = __shfl_sync(WHOLE_WARP, up_to_lane, WARP - 1);
     }
 }
@@ -166,6 +159,16 @@ __device__ inline u16 to_bfloat16(u32 bits) {
     if (magnitude < INFINITE && magnitude > 0x7f7f0000u) magnitude = 0x7f7f0000u;
     return (u16)((bits >> 16 & 0x8000u) | ((magnitude + 0x7fffu + (magnitude >> 16 & 1u)) >> 16));
 }
+
+__device__ inline u32 from_float16(u16 raw) {
+    u32 magnitude = raw & 0x7fffu;
+    // The exponent moves to its place, and 2^112 corrects its bias, exactly, also for denormals.
+    u32 bits = __float_as_uint(__uint_as_float(magnitude << 13) * __uint_as_float(0x77800000u));
+    if (magnitude >= 0x7c00u) bits |= INFINITE;
+    return (u32)(raw & 0x8000u) << 16 | bits;
+}
+
+__device__ inline u32 from_bfloat16(u16 raw) { return (u32)raw << 16; }
 
 #define SIXTEEN_BITS(TYPE)                                                                              \
     extern "C" __global__ void write_##TYPE(const u32* values, i64 count, u16* message) {                  \

@@ -1,10 +1,9 @@
 // What all kernels share. It comes before each of the other files; NVRTC needs no header for it.
 //
-// Macros that choose a variant: ENTRY_FLOAT32, ENTRY_FLOAT16 or ENTRY_BFLOAT16 (the type of a vector's
-// entries), INDEX_64 (indices past 2^31 - 1).
+// The macro INDEX_64 chooses indices past 2^31 - 1. Entries of vectors are float32, here as their bits.
 //
 // A magnitude is a float32 without its sign, as an integer: finite ones order like integers, and those of
-// infinity and NaN come above all others. Narrow entries are widened, which keeps their order.
+// infinity and NaN come above all others.
 
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -29,27 +28,6 @@ typedef int Index;
 #define RESIDENT __launch_bounds__(THREADS, 4)
 #else
 #define RESIDENT __launch_bounds__(THREADS, 5)
-#endif
-
-__device__ inline u32 from_float16(u16 raw) {
-    u32 magnitude = raw & 0x7fffu;
-    // The exponent moves to its place, and 2^112 corrects its bias, exactly, also for denormals.
-    u32 bits = __float_as_uint(__uint_as_float(magnitude << 13) * __uint_as_float(0x77800000u));
-    if (magnitude >= 0x7c00u) bits |= INFINITE;
-    return (u32)(raw & 0x8000u) << 16 | bits;
-}
-
-__device__ inline u32 from_bfloat16(u16 raw) { return (u32)raw << 16; }
-
-#if defined(ENTRY_FLOAT16)
-typedef u16 Raw;
-__device__ inline u32 widened(Raw raw) { return from_float16(raw); }
-#elif defined(ENTRY_BFLOAT16)
-typedef u16 Raw;
-__device__ inline u32 widened(Raw raw) { return from_bfloat16(raw); }
-#else
-typedef u32 Raw;
-__device__ inline u32 widened(Raw raw) { return raw; }
 #endif
 
 __device__ inline int lane_of() { return threadIdx.x % WARP; }
@@ -165,10 +143,10 @@ __device__ inline bool is_last_block(u64* ticket, u64 blocks, u64* shared) {
 #define AT_A_TIME 16  // of a thread's entries under way together
 
 // Load the entries of a lane from `base` on, as many as are before `end`, zeros for the others.
-__device__ inline void load_lane(const Raw* vector, i64 base, i64 end, u32* entries) {
+__device__ inline void load_lane(const u32* vector, i64 base, i64 end, u32* entries) {
 #pragma unroll
     for (int i = 0; i < AT_A_TIME; i++)
-        entries[i] = base + i * LANES < end ? widened(vector[base + i * LANES]) : 0;
+        entries[i] = base + i * LANES < end ? vector[base + i * LANES] : 0;
 }
 
 // Return the sum of 64 lanes, halves added to each other, to thread 0.

@@ -5,9 +5,9 @@
 
 // Blocks of 64 threads, one a chunk: `count` entries from `first` on.
 extern "C" __global__ void square_chunks(
-    const Raw* vector, const u64* firsts, const u64* counts, double* sums) {
+    const u32* vector, const u64* firsts, const u64* counts, double* sums) {
     __shared__ double lanes[LANES];
-    const Raw* chunk = vector + firsts[blockIdx.x];
+    const u32* chunk = vector + firsts[blockIdx.x];
     i64 count = (i64)counts[blockIdx.x];
     double squares = 0;
     for (i64 base = threadIdx.x; base < count; base += AT_A_TIME * LANES) {

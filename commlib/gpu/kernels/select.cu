@@ -52,12 +52,12 @@ enum Counting { NOTHING, MAXIMA, ENTRIES };
 
 // Entries as they come, 16 bytes a lane.
 struct Plain {
-    static const int PER_LANE = 16 / sizeof(Raw);
+    static const int PER_LANE = 4;
     static const int UNROLLED = 4;  // pieces under way before the first is used
     struct Piece {
         uint4 words;
     };
-    const Raw* vector;
+    const u32* vector;
     i64 size;
     bool aligned;  // to 16 bytes
 
@@ -68,33 +68,17 @@ struct Plain {
     __device__ Piece part(i64 first) const {
         u32 words[4] = {0, 0, 0, 0};
         int inside = (int)smaller(PER_LANE, first < size ? size - first : 0);
-        const Raw* own = vector + first;
+        const u32* own = vector + first;
 #pragma unroll
-        for (int i = 0; i < PER_LANE; i++) {
-            u32 raw = i < inside ? own[i] : 0;
-            words[i * 4 / PER_LANE] |= raw << (sizeof(Raw) == 2 ? i % 2 * 16 : 0);
-        }
+        for (int i = 0; i < PER_LANE; i++)
+            if (i < inside) words[i] = own[i];
         Piece piece = {make_uint4(words[0], words[1], words[2], words[3])};
         return piece;
     }
     __device__ void finish(Piece&, i64, bool) const {}
-    static __device__ u32 word(const Piece& piece, int i) {
-        return i == 0 ? piece.words.x : i == 1 ? piece.words.y : i == 2 ? piece.words.z : piece.words.w;
-    }
     static __device__ u32 magnitude(const Piece& piece, int i) {
-        u32 raw = word(piece, i * 4 / PER_LANE) >> (sizeof(Raw) == 2 ? i % 2 * 16 : 0);
-        return widened((Raw)raw) & MAGNITUDE;
-    }
-    static __device__ u32 largest(const Piece& piece) {
-        u32 largest = 0;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (sizeof(Raw) == 2)  // compared as they are, and only the largest is widened
-                largest = larger(larger(largest, word(piece, i) & 0x7fffu), word(piece, i) >> 16 & 0x7fffu);
-            else
-                largest = larger(largest, word(piece, i) & MAGNITUDE);
-        }
-        return widened((Raw)largest);
+        const uint4& words = piece.words;
+        return (i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w) & MAGNITUDE;
     }
 };
 
@@ -106,7 +90,7 @@ struct Summed {
         u32 gradient[4];
         u32 residual[4];
     };
-    const Raw* gradient;
+    const u32* gradient;
     const u32* residual;
     u32* out;
     i64 size;
@@ -117,15 +101,9 @@ struct Summed {
         uint4 words = *(const uint4*)(residual + first);
         piece.residual[0] = words.x, piece.residual[1] = words.y;
         piece.residual[2] = words.z, piece.residual[3] = words.w;
-        if (sizeof(Raw) == 2) {
-            uint2 pairs = *(const uint2*)(gradient + first);
-            piece.gradient[0] = widened((Raw)pairs.x), piece.gradient[1] = widened((Raw)(pairs.x >> 16));
-            piece.gradient[2] = widened((Raw)pairs.y), piece.gradient[3] = widened((Raw)(pairs.y >> 16));
-        } else {
-            words = *(const uint4*)(gradient + first);
-            piece.gradient[0] = words.x, piece.gradient[1] = words.y;
-            piece.gradient[2] = words.z, piece.gradient[3] = words.w;
-        }
+        words = *(const uint4*)(gradient + first);
+        piece.gradient[0] = words.x, piece.gradient[1] = words.y;
+        piece.gradient[2] = words.z, piece.gradient[3] = words.w;
         return piece;
     }
     __device__ Piece part(i64 first) const {
@@ -133,7 +111,7 @@ struct Summed {
         int inside = (int)smaller(PER_LANE, first < size ? size - first : 0);
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++) {
-            piece.gradient[i] = i < inside ? widened(gradient[first + i]) : 0;
+            piece.gradient[i] = i < inside ? gradient[first + i] : 0;
             piece.residual[i] = i < inside ? residual[first + i] : 0;
         }
         return piece;
@@ -153,10 +131,6 @@ struct Summed {
             if (first + i < size) out[first + i] = sums[i];
     }
     static __device__ u32 magnitude(const Piece& piece, int i) { return piece.gradient[i] & MAGNITUDE; }
-    static __device__ u32 largest(const Piece& piece) {
-        return larger(
-            larger(magnitude(piece, 0), magnitude(piece, 1)), larger(magnitude(piece, 2), magnitude(piece, 3)));
-    }
 };
 
 __device__ inline void clear(u32* table, int bins) {
@@ -239,7 +213,10 @@ __device__ inline void measure_all(
                     if (own + i < source.size)
                         atomicAdd(table + (Source::magnitude(pieces[u], i) >> LEADING_SHIFT), 1u);
             }
-            u32 largest = largest_among(Source::largest(pieces[u]), sharing);
+            u32 largest = 0;
+#pragma unroll
+            for (int i = 0; i < per_lane; i++) largest = larger(largest, Source::magnitude(pieces[u], i));
+            largest = largest_among(largest, sharing);
             if (lane_of() % sharing || own >= source.size) continue;
             maxima[own / BLOCK] = largest;
             if (largest >= INFINITE) atomicExch(state + NONFINITE, (u64)1);
@@ -258,14 +235,14 @@ __device__ inline void measure_all(
 
 #define MEASURE(NAME, COUNTING, BINS)                                                                  \
     extern "C" __global__ void RESIDENT measure_##NAME(                                                \
-        const Raw* vector, int aligned, u64* state, u64* stale, i64 size, u32* maxima, u64 wanted) {   \
+        const u32* vector, int aligned, u64* state, u64* stale, i64 size, u32* maxima, u64 wanted) {   \
         __shared__ u32 table[BINS];                                                                    \
         __shared__ u64 shared[WARP + 1];                                                               \
         Plain source = {vector, size, aligned != 0};                                                   \
         measure_all<Plain, COUNTING>(source, state, stale, maxima, wanted, table, shared);             \
     }                                                                                                  \
     extern "C" __global__ void RESIDENT sum_##NAME(                                                    \
-        const Raw* gradient, const u32* residual, u32* out, int aligned, u64* state, u64* stale,       \
+        const u32* gradient, const u32* residual, u32* out, int aligned, u64* state, u64* stale,       \
         i64 size, u32* maxima, u64 wanted) {                                                           \
         __shared__ u32 table[BINS];                                                                    \
         __shared__ u64 shared[WARP + 1];                                                               \
@@ -285,7 +262,7 @@ MEASURE(entries, ENTRIES, LEADING_BINS)
 // `lowest`, in order, 32 entries at a time, all lanes together.
 template <class See>
 __device__ inline void see_blocks(
-    const Raw* vector, i64 size, const u32* maxima, i64 per_warp, u32 lowest, See& see) {
+    const u32* vector, i64 size, const u32* maxima, i64 per_warp, u32 lowest, See& see) {
     i64 first = warp_of_grid() * per_warp, end = first + per_warp, blocks = (size + BLOCK - 1) / BLOCK;
     if (end > blocks) end = blocks;
     i64 own = first + lane_of();
@@ -299,8 +276,8 @@ __device__ inline void see_blocks(
 #pragma unroll
             for (int b = 0; b < ABREAST; b++, left &= left - 1) {
                 i64 place = (base + __ffs(left) - 1) * BLOCK + lane_of();
-                low[b] = left && place < size ? widened(vector[place]) : 0;
-                high[b] = left && place + WARP < size ? widened(vector[place + WARP]) : 0;
+                low[b] = left && place < size ? vector[place] : 0;
+                high[b] = left && place + WARP < size ? vector[place + WARP] : 0;
             }
 #pragma unroll
             for (int b = 0; b < ABREAST; b++, mask &= mask - 1) {
@@ -340,7 +317,7 @@ struct WriteReaching {
 
 // `segments`: where each warp's candidates begin, and how many there are.
 extern "C" __global__ void RESIDENT gather(
-    const Raw* vector, u64* state, i64 size, const u32* maxima, i64 per_warp, u32* candidates, Index* places,
+    const u32* vector, u64* state, i64 size, const u32* maxima, i64 per_warp, u32* candidates, Index* places,
     u64 capacity, u64* segments) {
     __shared__ u32 table[LEADING_BINS];
     __shared__ u64 shared[WARP + 1];
@@ -370,14 +347,14 @@ extern "C" __global__ void RESIDENT gather(
 }
 
 // After a guessed threshold that too few reach: the leading digit, from all entries.
-extern "C" __global__ void RESIDENT recount(const Raw* vector, u64* state, i64 size) {
+extern "C" __global__ void RESIDENT recount(const u32* vector, u64* state, i64 size) {
     __shared__ u32 table[LEADING_BINS];
     __shared__ u64 shared[WARP + 1];
     if (!state[SHORT]) return;
     clear(table, LEADING_BINS);
 #pragma unroll 4
     for (i64 i = thread_of_grid(); i < size; i += threads_of_grid())
-        atomicAdd(table + ((widened(vector[i]) & MAGNITUDE) >> LEADING_SHIFT), 1u);
+        atomicAdd(table + ((vector[i] & MAGNITUDE) >> LEADING_SHIFT), 1u);
     u64* counts = state + OF_LEADING;
     add_to(counts, table, LEADING_BINS);
     if (!is_last_block(state + TICKETS + BY_RECOUNT, gridDim.x, shared)) return;
@@ -391,7 +368,7 @@ extern "C" __global__ void RESIDENT recount(const Raw* vector, u64* state, i64 s
 
 // Count the digits of those among `count` that agree with PREFIX so far; by `blocks` blocks.
 __device__ inline void count_digit(
-    const Raw* vector, const u32* candidates, bool direct, i64 count, i64 blocks, u64 known, u32* table,
+    const u32* vector, const u32* candidates, bool direct, i64 count, i64 blocks, u64 known, u32* table,
     int shift, int bits) {
     u32 prefix = (u32)known >> (shift + bits), mask = (1u << bits) - 1;
     i64 stride = blocks * THREADS;
@@ -401,7 +378,7 @@ __device__ inline void count_digit(
         for (int own = 0; own < OWN_CANDIDATES; own++) {
             i64 i = first + own * stride;
             magnitudes[own] = WHOLE_WARP;  // agrees with no prefix
-            if (i < count) magnitudes[own] = (direct ? widened(vector[i]) : candidates[i]) & MAGNITUDE;
+            if (i < count) magnitudes[own] = (direct ? vector[i] : candidates[i]) & MAGNITUDE;
         }
 #pragma unroll
         for (int own = 0; own < OWN_CANDIDATES; own++)
@@ -414,7 +391,7 @@ __device__ inline void count_digit(
 // candidates for: a histogram that is added up has its price.
 #define REFINE(NAME, SHIFT, BITS, COUNTS, TICKET)                                                      \
     extern "C" __global__ void RESIDENT refine_##NAME(                                                 \
-        const Raw* vector, u64* state, i64 size, const u32* candidates) {                              \
+        const u32* vector, u64* state, i64 size, const u32* candidates) {                              \
         __shared__ u32 table[1 << BITS];                                                               \
         __shared__ u64 shared[WARP + 1];                                                               \
         __shared__ u64 digit;                                                                          \
@@ -440,18 +417,18 @@ REFINE(last, 0, 9, OF_LAST, BY_LAST)
 
 // What a warp looks through: its segment of the candidates, or its range of the vector.
 struct Span {
-    const Raw* vector;
+    const u32* vector;
     const u32* candidates;
     const Index* places;
     i64 first, count;
     bool direct;
 
-    __device__ u32 bits(i64 i) const { return direct ? widened(vector[first + i]) : candidates[first + i]; }
+    __device__ u32 bits(i64 i) const { return direct ? vector[first + i] : candidates[first + i]; }
     __device__ Index place(i64 i) const { return direct ? (Index)(first + i) : places[first + i]; }
 };
 
 __device__ inline Span span_of_warp(
-    const Raw* vector, i64 size, i64 per_warp, const u32* candidates, const Index* places,
+    const u32* vector, i64 size, i64 per_warp, const u32* candidates, const Index* places,
     const u64* segments, const u64* state) {
     Span span = {vector, candidates, places, 0, 0, state[DIRECT] != 0};
     span.first = span.direct ? warp_of_grid() * per_warp * BLOCK : (i64)segments[2 * warp_of_grid()];
@@ -464,7 +441,7 @@ enum Tally { ABOVE, TIES, TALLIED };
 
 // How many of each warp's span are above the k-th largest, and how many tie with it.
 extern "C" __global__ void RESIDENT tally(
-    const Raw* vector, const u64* state, i64 size, i64 per_warp, const u32* candidates, const Index* places,
+    const u32* vector, const u64* state, i64 size, i64 per_warp, const u32* candidates, const Index* places,
     const u64* segments, u64* tallies) {
     __shared__ u64 of_warps[TALLIED * WARPS];
     Span span = span_of_warp(vector, size, per_warp, candidates, places, segments, state);
@@ -481,9 +458,8 @@ extern "C" __global__ void RESIDENT tally(
     write_tallies<TALLIED>(own, tallies, of_warps);
 }
 
-// `cleared`: a float32 vector whose selected entries become zero, or none.
 extern "C" __global__ void RESIDENT emit(
-    const Raw* vector, u64* state, u32* cleared, i64 size, i64 per_warp, const u32* candidates,
+    const u32* vector, u64* state, i64 size, i64 per_warp, const u32* candidates,
     const Index* places, const u64* segments, const u64* tallies, Index* indices, u32* values) {
     __shared__ u64 of_warps[TALLIED * WARPS];
     u64 before[TALLIED];
@@ -503,10 +479,8 @@ extern "C" __global__ void RESIDENT emit(
         u64 ties_here = ties + __popc(tie_mask & lanes_below());
         if (is_above || (is_tie && ties_here < wanted_ties)) {
             u64 filled = above + __popc(above_mask & lanes_below()) + smaller(ties_here, wanted_ties);
-            Index place = span.place(i);
-            indices[filled] = place;
+            indices[filled] = span.place(i);
             values[filled] = bits;
-            if (cleared) cleared[place] = 0;
         }
         above += __popc(above_mask);
         ties += __popc(tie_mask);
@@ -529,7 +503,7 @@ __device__ inline void count_samples(const u32* own, u32 prefix, u32* table, int
 
 // The `rank`-th largest magnitude of every `stride`-th entry becomes LOWEST. One block of 1024 threads.
 extern "C" __global__ void __launch_bounds__(SAMPLING_THREADS) sample(
-    const Raw* vector, u64* state, i64 size, i64 stride, u64 rank, u64 wanted) {
+    const u32* vector, u64* state, i64 size, i64 stride, u64 rank, u64 wanted) {
     __shared__ u32 table[LEADING_BINS];
     __shared__ u64 shared[WARP + 1];
     __shared__ u64 digit, left;
@@ -537,7 +511,7 @@ extern "C" __global__ void __launch_bounds__(SAMPLING_THREADS) sample(
 #pragma unroll
     for (int i = 0; i < OWN_SAMPLES; i++) {
         i64 place = ((i64)threadIdx.x + i * SAMPLING_THREADS) * stride;
-        own[i] = place < size ? widened(vector[place]) & MAGNITUDE : WHOLE_WARP;  // agrees with no prefix
+        own[i] = place < size ? vector[place] & MAGNITUDE : WHOLE_WARP;  // agrees with no prefix
     }
     if (threadIdx.x == 0) left = rank;
     count_samples(own, 0, table, LEADING_SHIFT, 12);
@@ -557,7 +531,7 @@ extern "C" __global__ void __launch_bounds__(SAMPLING_THREADS) sample(
 // on the size alone; from these the threshold |mean| + z * deviation and its forty lowerings by a tenth.
 // Blocks of 64 threads, one for each chunk.
 extern "C" __global__ void moments(
-    const Raw* vector, u64* state, i64 size, double z, double* chunks, u32* thresholds) {
+    const u32* vector, u64* state, i64 size, double z, double* chunks, u32* thresholds) {
     __shared__ double lanes[LANES];
     __shared__ u64 shared[1];
     i64 first = (i64)blockIdx.x * CHUNK, end = first + CHUNK < size ? first + CHUNK : size;
@@ -632,7 +606,7 @@ __device__ inline void choose_lowering(
 
 #define LOWER(NAME, LAST, COUNTS, TICKET)                                                              \
     extern "C" __global__ void RESIDENT lower_##NAME(                                                  \
-        const Raw* vector, u64* state, i64 size, const u32* maxima, i64 per_warp,                      \
+        const u32* vector, u64* state, i64 size, const u32* maxima, i64 per_warp,                      \
         const u32* thresholds, u64 k, u64 at_most) {                                                   \
         __shared__ u32 table[LAST + 1];                                                                \
         __shared__ u64 shared[1];                                                                      \
@@ -691,7 +665,7 @@ __device__ inline u32 threshold_of_bucket(const u32* magnitudes, u32 largest, u3
 // A warp a bucket. Before entry n, ⌊n·k/size⌋ are selected, so that every bucket knows its place by itself.
 // `residual`, float32, is added where there is one, and the sum written to `out`.
 extern "C" __global__ void select_buckets(
-    const Raw* vector, const u32* residual, u32* out, u64* state, u64* stale, i64 size, u64 k,
+    const u32* vector, const u32* residual, u32* out, u64* state, u64* stale, i64 size, u64 k,
     Index* indices, u32* values) {
     clear_stale(stale);
     i64 first = warp_of_grid() * BUCKET;
@@ -704,7 +678,7 @@ extern "C" __global__ void select_buckets(
 #pragma unroll
     for (int row = 0; row < ROWS; row++) {
         i64 place = first + row * WARP + lane_of();
-        bits[row] = place < end ? widened(vector[place]) : 0;
+        bits[row] = place < end ? vector[place] : 0;
         if (residual && place < end) {
             bits[row] = __float_as_uint(__uint_as_float(bits[row]) + __uint_as_float(residual[place]));
             out[place] = bits[row];
@@ -731,13 +705,4 @@ extern "C" __global__ void select_buckets(
         filled += __popc(mask);
         ties -= (u32)smaller(ties, __popc(tie_mask));
     }
-}
-
-// Zeros at the selected entries; nothing where the step is void.
-extern "C" __global__ void clear_selected(u32* vector, u64* state, const Index* indices, u64 count) {
-    if (state[NONFINITE]) {
-        if (thread_of_grid() == 0) state[SELECTED] = 0;
-        return;
-    }
-    for (i64 i = thread_of_grid(); i < (i64)count; i += threads_of_grid()) vector[indices[i]] = 0;
 }

@@ -109,7 +109,7 @@ def _library(source):
     known = hashlib.sha256("\n".join([HEADER.read_text(), text, *macros, *FLAGS]).encode()).hexdigest()[:20]
     folder = Path(tempfile.gettempdir()) / f"cloudtrain-emulator-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    library = folder / f"{source.name}-{source.entry}-{source.index_bits}-{known}.so"
+    library = folder / f"{source.name}-{source.index_bits}-{known}.so"
     if not library.exists():
         _compile(text, macros, library)
     loaded = ctypes.CDLL(str(library), mode=os.RTLD_LOCAL)
