@@ -246,7 +246,7 @@ class Communicator(Closing, ABC):
 
         ``vector`` is contiguous float32, shape ``(bounds[-1],)``, and left as it is; ``bounds`` has
         ``size + 1`` entries. Returns a new array, or with ``workspace`` one that the next call overwrites; a
-        single rank with a workspace gets a read-only view of ``vector``.
+        single rank with a workspace gets a view of ``vector``, to be read only.
         """
         parts = [vector[low:high] for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
         own = parts[self.rank]
