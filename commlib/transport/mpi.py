@@ -266,6 +266,14 @@ def _check_launch(size: int) -> None:
             )
 
 
+def _cores_here() -> int:
+    """Return the cores of this machine: those of the launcher, if it has bound this rank to some of them."""
+    cores = len(os.sched_getaffinity(0))
+    with suppress(OSError):  # without a launcher, the parent may have ended
+        cores = max(cores, len(os.sched_getaffinity(os.getppid())))
+    return cores
+
+
 @cache
 def _watch() -> Watch:
     """Return the watch of this job, made by the first call, which is collective."""
@@ -289,7 +297,7 @@ def world(*, verify: bool = False) -> Communicator:
     Raises :class:`commlib.errors.LaunchError` where the launcher has started another number of ranks than MPI
     sees, as ``horovodrun --gloo`` and its elastic jobs do, or the ``mpirun`` of another MPI.
     """
-    if int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")) > len(os.sched_getaffinity(0)):
+    if int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")) > _cores_here():
         os.environ.setdefault(YIELDS, "1")
     os.environ.setdefault(EAGER_LIMIT, str(EAGER_BYTES))
     from mpi4py import MPI

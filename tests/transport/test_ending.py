@@ -10,7 +10,7 @@ import pytest
 
 from commlib.errors import ConcurrentUse, LaunchError
 from commlib.transport import mpi
-from tests.launching import ENVIRONMENT, MPIRUN, ROOT
+from tests.launching import ENVIRONMENT, MPIRUN, ROOT, run, tail
 
 BOUND_SECONDS = 120  # for a job that is to end within 10 seconds, on a machine that has much else to do
 
@@ -210,6 +210,15 @@ def test_two_threads_in_one_communicator_are_refused_with_what_to_do(monkeypatch
         request.is_over.set()
         thread.join()
     comm.barrier()  # and so may this one, now
+
+
+@pytest.mark.launch
+def test_ranks_that_are_bound_to_a_core_each_share_none():
+    program = "from commlib.transport import mpi; print(mpi.world().shares_cores)"
+    ranks = str(min(2, len(os.sched_getaffinity(0))))
+    launched = ("mpirun", "--bind-to", "core", "-np", ranks, sys.executable, "-c", program)
+    result = run("env", "-u", mpi.YIELDS, *launched)
+    assert result.stdout.split() == ["False"] * int(ranks), tail(result)
 
 
 @pytest.mark.parametrize(
