@@ -29,6 +29,7 @@ from commlib.arrays import Array, is_on_gpu
 from commlib.errors import InvalidArgument, PeerFailed
 from commlib.transport import mpi
 from commlib.transport.base import Communicator, ForwardingCommunicator, Request, Requests
+from commlib.transport.verified import VerifiedCommunicator, verified
 
 GPUArray: TypeAlias = Any  # CuPy's arrays, which have no types
 
@@ -219,7 +220,7 @@ class StagedCommunicator(GPUCommunicator):
         self._staged = buffers
 
 
-def world(*, between: str = "nccl", share_gpus: bool = False) -> GPUCommunicator:
+def world(*, between: str = "nccl", share_gpus: bool = False) -> Communicator:
     """Return a communicator of all ranks of the MPI job, each with a GPU of its machine.
 
     Rank ``r`` of a machine takes the ``r``-th GPU that it sees, modulo their number, and makes it current in
@@ -233,17 +234,18 @@ def world(*, between: str = "nccl", share_gpus: bool = False) -> GPUCommunicator
     return over(mpi.world(), between=between, share_gpus=share_gpus)
 
 
-def over(control: Communicator, *, between: str = "nccl", share_gpus: bool = False) -> GPUCommunicator:
+def over(control: Communicator, *, between: str = "nccl", share_gpus: bool = False) -> Communicator:
     """Return the communicator of :func:`world` of ``control``'s ranks; ``control`` moves host memory.
 
-    Closing the result closes ``control``.
+    Where ``control`` checks its messages, those between GPUs are checked, too. Closing the result closes it.
     """
     if between not in BETWEEN:
         raise InvalidArgument(f"between: expected one of {', '.join(BETWEEN)}, got {between!r}")
     problem = obstacle(control, share_gpus=share_gpus)
     if problem is not None:
         raise InvalidArgument(f"nccl: {problem}")
-    return _communicator(control, between)
+    gpus = _communicator(control, between)
+    return verified(gpus) if isinstance(control, VerifiedCommunicator) else gpus
 
 
 def obstacle(control: Communicator, *, share_gpus: bool = False) -> str | None:

@@ -9,6 +9,7 @@ import pytest
 from commlib import InvalidArgument, PeerFailed, Topology, make_reducer
 from commlib.gpu import OutOfDeviceMemory
 from commlib.transport import nccl, simulated
+from commlib.transport.verified import VERIFY, VerifiedCommunicator
 from tests.extent import more
 from tests.gpu.fake_cupy import FakeCuPy, installed
 from tests.gpu.fake_nccl import NcclError
@@ -138,3 +139,11 @@ def test_alone_a_rank_needs_no_nccl():
     cupy.nccl.NcclCommunicator = None
     with installed(cupy):
         assert simulated.run(lambda comm: str(nccl.over(comm)), 1) == ["rank 0 of 1 on node0, GPU 0"]
+
+
+def test_where_messages_are_checked_those_between_gpus_are_too(monkeypatch):
+    monkeypatch.setenv(VERIFY, "1")
+    with installed(FakeCuPy()):
+        comm = nccl.world()
+    assert isinstance(comm, VerifiedCommunicator)
+    assert str(comm).endswith("GPU 0")

@@ -8,7 +8,6 @@ import numpy as np
 
 from commlib import Communicator, InvalidArgument, Topology
 from commlib.transport import nccl
-from commlib.transport.verified import VerifiedCommunicator, verified
 from training.config.config import Config
 from training.config.schema import ConfigurationError
 from training.process.job import LocalRank
@@ -48,9 +47,7 @@ def with_gpus(topology: Topology, transport: str) -> tuple[Topology, str | None]
     there = any(comm.allgather_objects(gpus_here() > 0))
     why = obstacle(comm) if there else "no machine has one"
     if why is None:
-        gpus: Communicator = nccl.over(comm, between=BETWEEN[transport])
-        ranks = verified(gpus) if isinstance(comm, VerifiedCommunicator) else gpus
-        return Topology(ranks, topology.ranks_per_node), None
+        return Topology(nccl.over(comm, between=BETWEEN[transport]), topology.ranks_per_node), None
     if transport != "auto":
         raise ConfigurationError(f"transport: expected GPUs that NCCL can use, got {transport}: {why}")
     return topology, f"gradients go through host memory: {why}" if there else None
