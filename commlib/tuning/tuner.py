@@ -389,8 +389,8 @@ def choose_within(
     >>> choice.reducer, choice.options, choice.local_steps
     ('spardl', {'wire': 'gap+lloyd2', 'hierarchical': True}, 12)
     """
-    case = Case(nodes, size, check_density(density))
-    known = candidates(SHORT_WIRES, between_nodes=_is_between(nodes), on_gpus=on_gpus)
+    case = Case(nodes, size, check_density(density), on_gpus)
+    known = candidates(SHORT_WIRES, between_nodes=_is_between(nodes), on_gpus=case.on_gpus)
     # Rows and factors approximate otherwise than entries, for which it is known how many local steps do.
     known = [each for each in known if each.wire or not reducer_class(each.reducer).sparse]
     sent = {each: _bytes_of_rank(case, each) for each in known}

@@ -12,7 +12,7 @@ from training.results import ALL_FRAGMENTS, PhaseResult, Position, StepHyperpara
 from training.run.autotune import check_budget
 from training.run.backward import Backward
 from training.run.data import Data, PhaseData
-from training.run.dry_run import check_density_warmup, resolved_rate
+from training.run.dry_run import resolved_rate
 
 
 class PhaseRun:
@@ -42,7 +42,6 @@ class PhaseRun:
         self.epochs = -(-self.steps // self.epoch_steps)
         check_budget(number, choice, self.steps)
         self.rate = resolved_rate(number, phase, Span(self.steps, self.epoch_steps, self.global_batch))
-        check_density_warmup(number, phase, self.epochs)
         self.momentum, self.backward = config.momentum_of(phase), backward
         reducer = None if size == 1 else str(config.reducer_config(phase)["name"])
         self.result = PhaseResult(reducer, data.task.describe(phase), self.epochs)
