@@ -19,6 +19,7 @@ from commlib.topology import Topology
 from commlib.transport.base import Communicator
 from commlib.tuning.probe import SHORTEST_SECONDS, WIRES, Candidate, Gradients, Profile, Trial
 from commlib.vectors import Float32
+from commlib.work import Speeds
 
 DENSE = Candidate("dense")
 LEAST_GAIN = 0.1  # of dense's seconds, for which another reducer is worth it
@@ -149,8 +150,10 @@ def choose_buckets(profile: Profile, case: Case, reducer: str, options: Mapping[
     if reducer_class(reducer).cost is None:
         return 1
 
+    speeds = speeds_with(profile.speeds, reducer, options)
+
     def seconds(buckets: int) -> float:
-        size, network, speeds = max(1, case.size // buckets), profile.network, profile.speeds
+        size, network = max(1, case.size // buckets), profile.network
         own = predict_seconds(reducer, case.nodes, size, network=network, speeds=speeds, **options)
         return buckets * own
 
@@ -158,6 +161,12 @@ def choose_buckets(profile: Profile, case: Case, reducer: str, options: Mapping[
     while buckets < MOST_BUCKETS and seconds(2 * buckets) <= most:
         buckets *= 2
     return buckets
+
+
+def speeds_with(speeds: Speeds, reducer: str, options: Mapping[str, Any]) -> Speeds | None:
+    """Return the speeds; ``None``, for messages alone, where that of the reducer's codec was not measured."""
+    wire = (reducer_options(reducer) | dict(options)).get("wire")
+    return speeds if wire is None or wire in speeds.code else None
 
 
 def tried(profile: Profile, case: Case) -> list[Candidate]:

@@ -13,7 +13,7 @@ from typing import Any
 from commlib.errors import one_line
 from commlib.exchange import bucket_bounds, pieces_of
 from commlib.reducers import reducer_class
-from commlib.rounds import fragment_bounds
+from commlib.rounds import Schedule, fragment_bounds
 from commlib.tuning.tuner import ALONE, Choice, choose
 from commlib.vectors import VALUE_BYTES
 from datacache.capacity import readable
@@ -51,7 +51,6 @@ class Curve:
 
     @classmethod
     def of_values(cls, values: Sequence[float]) -> "Curve":
-        """Return the curve of all these values, one after the other."""
         return cls(values[0], max(values), values[-1])
 
     def __str__(self) -> str:
@@ -284,9 +283,8 @@ class _Planner:
         return max(Exchange(self.site, self.bucket_sizes, "dense").node_bytes())
 
     def phase(self, number: int, phase: Phase) -> PhasePlan:
-        """Return the plan of a phase."""
         config, epoch, task = self.config, self.listing.epochs[number], self.config.task.make()
-        span = Span(phase.steps or (phase.epochs or 0) * epoch.steps, epoch.steps, epoch.global_batch)
+        span = phase.span_of(epoch.steps, epoch.global_batch)
         check_budget(number, self.choices.get(number), span.steps)
         options = config.reducer_config(phase)
         name, wrappers = options.pop("name"), options.pop("wrappers", [])
@@ -296,7 +294,7 @@ class _Planner:
         counts = [steps for _, steps in densities]
         exchange = Exchange(self.site, self.bucket_sizes, name, options)
         exchanges = [exchange.at(density) if selects else exchange for density, _ in densities]
-        schedule = phase.schedule
+        schedule = phase.schedule or Schedule(1)
         shares = exchanges_per_step(counts, schedule)
         each_step = [
             StepExchange(phase, each, self._fragments(each, phase), own)
@@ -318,8 +316,8 @@ class _Planner:
             rate=rate,
             density=Curve.of_values([density for density, _ in densities]) if selects else None,
             local_steps=phase.local_steps,
-            fragments=schedule.fragments if schedule is not None else 1,
-            delay=schedule.delay if schedule is not None else 0,
+            fragments=schedule.fragments,
+            delay=schedule.delay,
             reducer=name,
             options={**options, **({"wrappers": wrappers} if wrappers else {})},
             buckets=len(exchange.sizes),
