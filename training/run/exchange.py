@@ -15,7 +15,7 @@ from training.checkpoint.folders import Checkpoint, merged, taken_over
 from training.config.config import Config
 from training.config.records import Phase
 from training.run.local_steps import LocalSteps
-from training.run.model import Model, OtherModel, Part, PartState
+from training.run.model import Model, OtherRun, Part, PartState
 
 
 class PhaseExchange(Part):
@@ -127,11 +127,11 @@ class PhaseExchange(Part):
         )
 
     def check_state(self, shared: Mapping[str, Any]) -> None:
-        """Raise :class:`OtherModel` where only the checkpoint or only this phase has local steps."""
+        """Raise :class:`OtherRun` where only the checkpoint or only this phase has local steps."""
         found, expected = shared.get("local_steps") is not None, self.local is not None
         if found != expected:  # residuals of gradients, or of differences of weights
             phase = ("a phase without local_steps", "a phase with local_steps")
-            raise OtherModel(f"local_steps: the checkpoint is of {phase[found]}: expected {phase[expected]}")
+            raise OtherRun(f"local_steps: the checkpoint is of {phase[found]}: expected {phase[expected]}")
 
     def load_state_dict(self, checkpoint: Checkpoint) -> list[str]:
         """Restore reducer and local steps; return a line for each difference.
