@@ -88,11 +88,6 @@ class PhaseExchange(Part):
     def residual_norm(self) -> float:
         return float(np.linalg.norm(to_host(self.gradients.exchange.residual)))
 
-    def set_density(self, density: float) -> None:
-        """Set the density from the next step on."""
-        if self.gradients.exchange.density != density:
-            self.gradients.exchange.set_density(density)
-
     def common_weights(self) -> AbstractContextManager[None]:
         """Set the model to the weights that all ranks have: within a round, those that it began with."""
         return nullcontext() if self.local is None else self.local.common_weights()

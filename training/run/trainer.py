@@ -75,7 +75,8 @@ class Trainer:
         self.model = self.parts.model.keras
         self.phases, self.position, self.accumulator = self.parts.phases(), Position(), EpochAccumulator()
         self.summary = Summary(phases=[phase.result for phase in self.phases])
-        self.parts.guard_steps(lambda: self.position.steps + 1)
+        watchdog, gradients = topology.world.watchdog(config.stall_timeout), self.parts.exchange.gradients
+        gradients.guard = lambda: watchdog.waiting(f"step {self.position.steps + 1}")
         self.checkpointer: Checkpointer | None = None
         self.folder: RunFolder | None = None
         self.progress = Progress(silent=True)
