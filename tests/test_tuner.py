@@ -218,6 +218,13 @@ def test_a_gradient_is_cut_into_as_many_buckets_as_hardly_cost_anything(name, mi
     assert buckets == 16 or seconds(2 * buckets) > 1.1 * seconds(1)
 
 
+def test_buckets_of_a_codec_that_was_not_measured_are_counted_by_messages_alone():
+    case, free = Case(layout(8, 2), 1_000_000, 0.01), dict.fromkeys(("gap+bf16",), 0.0)
+    found = choose_buckets(profile(10), case, "allgather", {"wire": "gap+bf16"})
+    nothing = Speeds(add=0, fill=0, select=0, keep=0, place=0, entry=0, code=free)
+    assert found == choose_buckets(profile(10, nothing), case, "allgather", {"wire": "gap+bf16"})
+
+
 def test_one_rank_has_nobody_to_exchange_with():
     choice = choose(1, ranks=1, ranks_per_node=1)
     assert (choice.reducer, choice.options) == ("dense", {})

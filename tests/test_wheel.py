@@ -127,7 +127,8 @@ def test_a_plain_installation_reduces_reads_samples_and_computes_norms(plain, tm
 @pytest.mark.launch
 def test_a_plain_installation_says_in_one_line_what_the_command_needs(plain, tmp_path):
     result = run(plain / "cloudtrain", "train", "digits", cwd=tmp_path)
-    missing = "tensorflow, keras, matplotlib, pydantic, rich, sacrebleu, sentencepiece, sklearn, typer, yaml"
+    missing = "tensorflow, jinja2, keras, matplotlib, omegaconf, psutil, pydantic, rich, sacrebleu"
+    missing += ", sentencepiece, sklearn, typer, yaml"
     assert result.stderr == f"cloudtrain: {missing} not installed: pip install 'cloudtrain[train]'\n"
     assert (result.returncode, result.stdout) == (2, "")
 

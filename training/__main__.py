@@ -6,8 +6,8 @@ from importlib.util import find_spec
 USAGE_ERROR = 2
 # Of the extra train.
 NEEDED = (
-    *("tensorflow", "keras", "matplotlib", "pydantic", "rich", "sacrebleu", "sentencepiece", "sklearn"),
-    *("typer", "yaml"),
+    *("tensorflow", "jinja2", "keras", "matplotlib", "omegaconf", "psutil", "pydantic", "rich", "sacrebleu"),
+    *("sentencepiece", "sklearn", "typer", "yaml"),
 )
 
 

@@ -20,6 +20,7 @@ from commlib.topology import Topology
 from commlib.transport.base import Communicator
 from commlib.tuning.probe import SHORTEST_SECONDS, WIRES, Candidate, Gradients, Profile, Trial
 from commlib.vectors import Float32
+from commlib.work import Speeds
 
 DENSE = Candidate("dense")
 LEAST_GAIN = 0.1  # of dense's seconds, for which another reducer is worth it
@@ -152,8 +153,10 @@ def choose_buckets(profile: Profile, case: Case, reducer: str, options: Mapping[
     if reducer_class(reducer).cost is None:
         return 1
 
+    speeds = speeds_with(profile.speeds, reducer, options)
+
     def seconds(buckets: int) -> float:
-        size, network, speeds = max(1, case.size // buckets), profile.network, profile.speeds
+        size, network = max(1, case.size // buckets), profile.network
         own = predict_seconds(reducer, case.nodes, size, network=network, speeds=speeds, **options)
         return buckets * own
 
@@ -161,6 +164,12 @@ def choose_buckets(profile: Profile, case: Case, reducer: str, options: Mapping[
     while buckets < MOST_BUCKETS and seconds(2 * buckets) <= most:
         buckets *= 2
     return buckets
+
+
+def speeds_with(speeds: Speeds, reducer: str, options: Mapping[str, Any]) -> Speeds | None:
+    """Return the speeds; ``None``, for messages alone, where that of the reducer's codec was not measured."""
+    wire = (reducer_options(reducer) | dict(options)).get("wire")
+    return speeds if wire is None or wire in speeds.code else None
 
 
 def tried(profile: Profile, case: Case) -> list[Candidate]:
@@ -392,8 +401,8 @@ def choose_within(
     >>> choice.reducer, choice.options, choice.local_steps
     ('spardl', {'wire': 'gap+lloyd2', 'hierarchical': True}, 12)
     """
-    case = Case(nodes, size, check_density(density))
-    known = candidates(SHORT_WIRES, between_nodes=_is_between(nodes), on_gpus=on_gpus)
+    case = Case(nodes, size, check_density(density), on_gpus)
+    known = candidates(SHORT_WIRES, between_nodes=_is_between(nodes), on_gpus=case.on_gpus)
     # Rows and factors approximate otherwise than entries, for which it is known how many local steps do.
     known = [each for each in known if each.wire or not reducer_class(each.reducer).sparse]
     sent = {each: _bytes_of_rank(case, each) for each in known}

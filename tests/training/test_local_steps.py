@@ -24,7 +24,7 @@ from training.models import MODELS
 from training.models.images import image_input
 from training.receipt import problems
 from training.results import ALL_FRAGMENTS, StepHyperparameters
-from training.run.model import OtherModel
+from training.run.model import OtherRun
 from training.run.phases import PhaseRun
 
 RATE = 0.1
@@ -368,7 +368,7 @@ def test_a_checkpoint_of_local_steps_is_no_checkpoint_of_gradients(tmp_path):
 
     simulated.run(save, 1)
     expected = "^local_steps: the checkpoint is of a phase with local_steps: expected a phase without "
-    with pytest.raises(OtherModel, match=expected):
+    with pytest.raises(OtherRun, match=expected):
         simulated.run(lambda comm: resumed(comm, plain, tmp_path), 1)
 
 

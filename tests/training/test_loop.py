@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from commlib import Topology, transport
+from commlib.errors import UseAfterClose
 from datacache import Arrays
 from tests.training.refusal import refused
 from tests.training.small import RATE, metrics_of, phase, records_of, trainer
@@ -144,6 +145,13 @@ def test_the_lines_of_a_run_tell_what_happened(tmp_path):
     assert stall >= 0
     (folder,) = tmp_path.iterdir()
     assert json.loads((folder / "summary.json").read_text())["tested"] == 360
+
+
+def test_a_run_closes_the_communicator_that_it_has_made(tmp_path):
+    run = trainer(tmp_path, phases=(phase(steps=1),))
+    run.fit()
+    with pytest.raises(UseAfterClose):
+        run.topology.world.allgather_objects(None)
 
 
 def test_a_boundary_that_takes_long_is_measured_as_long(tmp_path):

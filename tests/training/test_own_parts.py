@@ -98,6 +98,14 @@ def test_what_is_wrong_with_a_part_is_one_line(folder, name, word):
         import_parts(config)
 
 
+@pytest.mark.usefixtures("folder")
+def test_what_is_imported_already_and_no_reducer_is_one_line_too():
+    word = "reducer=my_package.models:build"
+    import_parts(load("my.yaml"))
+    with refused(WRONG[word]):
+        import_parts(load("my.yaml", [word]))
+
+
 def test_parts_of_a_reducer_lose_nothing(folder):
     """What each rank has of the gradients so far is in the means or in the residuals."""
     config = import_parts(load("sparse.yaml"))

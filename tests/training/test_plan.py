@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from benchmarks.memory import dense_vectors, traced
 from benchmarks.shapes import resnet50
 from commlib import REDUCERS, Link, Network, Topology, bytes_of_nodes, make_reducer, transport
+from commlib.reducers.allgather import AllGather
 from commlib.tuning.probe import Gradients, Job, Profile
 from commlib.tuning.tuner import choose
 from datacache import CacheDirs
@@ -232,6 +233,18 @@ def test_weights_and_slots_of_the_optimizer(words, weights, optimizer, cluster):
 @pytest.mark.parametrize(("name", "share"), [("oktopk", 1), ("hitopk", 1 / 2), ("torus2d", 0)])
 def test_the_residual_is_that_of_what_a_rank_selects_from(name, share):
     assert kept_by(name, {}, nodes_of(4, 2), 1000, None).residual == 2 * 4000 * share
+
+
+class Narrow(AllGather):
+    """A reducer of a user's, with fewer options than what it is made of."""
+
+    def __init__(self, topology, size, density=0.01):
+        super().__init__(topology, size, density=density)
+
+
+def test_what_a_reducer_with_options_of_its_own_keeps_is_estimated():
+    nodes = nodes_of(4, 2)
+    assert kept_by(f"{__name__}:Narrow", {}, nodes, 1000, None) == kept_by("allgather", {}, nodes, 1000, None)
 
 
 PLAIN = [(name, {}) for name in ("allgather", "gtopk", "ssar_split", "oktopk", "hitopk")]

@@ -324,6 +324,22 @@ def test_a_run_none_of_whose_checkpoints_can_be_used_is_not_begun_anew(stopped_a
     assert capsys.readouterr().err.count("cloudtrain: warning: a checkpoint is left out") == count
 
 
+def test_an_epoch_with_too_few_samples_left_for_a_larger_batch_is_tested(tmp_path, capsys):
+    words = ("checkpoints={every_steps: 20}", "log_every=1")
+    small.crash_after(small.trainer(tmp_path, *words, phases=(small.phase(epochs=1),)), 21)
+    run = small.trainer(tmp_path, *words, "resume=auto", phases=(small.phase(epochs=1, batch=200),))
+    summary = run.fit()
+    assert "1280 of the epoch are read, too few are left for a step" in capsys.readouterr().out
+    (epoch,) = small.records_of(tmp_path, "epoch")
+    assert (run.position.steps, epoch["steps"], epoch["tested"], summary.tested) == (20, 20, 360, 360)
+
+
+def test_steps_between_checkpoints_are_counted_through_ends_of_epochs(tmp_path):
+    words = ("checkpoints={every_steps: 7, every_epochs: null}", "evaluate_every=9")
+    small.trainer(tmp_path, *words, phases=(small.phase(epochs=3, batch=200),)).fit()
+    assert [line["steps"] for line in small.records_of(tmp_path, "checkpoint")] == [7, 14, 21]
+
+
 def test_a_folder_is_gone_on_with_by_its_name(tmp_path, capsys):
     path = fit_until(5, tmp_path)
     newer = tmp_path / "digits-20990101-000000"

@@ -18,7 +18,7 @@ from tests.training.small import phase, trainer
 from training.config.config import ConfigurationError, load
 from training.results import StepHyperparameters
 from training.run.backward import Backward
-from training.run.model import OtherModel, load_carried
+from training.run.model import OtherRun, load_carried
 from training.run.parts import import_parts
 from training.tasks import Means
 
@@ -175,5 +175,5 @@ def test_a_checkpoint_of_another_task_is_refused(tmp_path):
     model = trainer(tmp_path).parts.model
     saved = model.state_dict().shared
     model.check_state(saved)
-    with pytest.raises(OtherModel, match="of another task: expected image_classification, got translation"):
+    with pytest.raises(OtherRun, match="of another task: expected image_classification, got translation"):
         model.check_state({**saved, "task": "translation abd"})

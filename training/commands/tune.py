@@ -174,7 +174,7 @@ def _report(profile: Profile, path: Path, topology: Topology, cases: Sequence[Ca
     Table("reducer=auto picks", header, [_row(*each) for each in picked]).print()
     for case, choice in picked:
         print(f"{case.label}{choice.reason}", flush=True)
-        for line in _remarks(profile, tuner.Case(topology.nodes, case.size, case.density), case.own):
+        for line in _remarks(profile, tuner.Case(topology.nodes, case.size, case.density, on_gpus), case.own):
             print(f"{case.label}{line}", flush=True)
 
 

@@ -161,7 +161,6 @@ class Config(reducers.Reducing):
 
     @property
     def bucket_bytes(self) -> int:
-        """Return the bytes that a bucket of the gradient has at most."""
         return max(1, round((self.bucket_mib or DEFAULT_BUCKET_MIB) * 2**20))
 
     def cuts(self, shapes: Sequence[tuple[int, ...]]) -> set[int]:

@@ -9,7 +9,7 @@ from commlib.registry import check_options
 from commlib.rounds import Schedule
 from datacache.storage import Storage
 from training.config.reducers import GivenReducer, Reducing
-from training.config.schedules import DensityWarmup, LearningRate, MomentumSchedule
+from training.config.schedules import DensityWarmup, LearningRate, MomentumSchedule, Span
 from training.config.schema import (
     Count,
     Momentum,
@@ -187,7 +187,6 @@ class Budget(Record):
 
     @property
     def bytes_per_step(self) -> float:
-        """Return the bytes that a rank may send in an average step."""
         return self.mbit_per_second * 1e6 / 8 * self.step_seconds
 
 
@@ -221,7 +220,6 @@ class Phase(Reducing):
     its difference counts by the steps that it took."""
     outer: Outer | None = None
     """How the mean difference moves the common weights; without it they become the mean of the replicas'."""
-
     budget: Budget | None = None
     """What a rank may send, for which ``reducer: auto`` chooses reducer, codec and ``local_steps``."""
 
@@ -229,6 +227,10 @@ class Phase(Reducing):
     def _has_one_length(self) -> "Phase":
         one_of(self, ("epochs", "steps"))
         return self
+
+    def span_of(self, epoch_steps: int, global_batch: int) -> Span:
+        """Return the steps of the phase, see :class:`Span`."""
+        return Span(self.steps or (self.epochs or 0) * epoch_steps, epoch_steps, global_batch)
 
     @property
     def replica_is_node(self) -> bool:
@@ -338,7 +340,6 @@ class Target(Record):
 
     @property
     def goal(self) -> float:
-        """Return the value that is to be reached."""
         goal = self.at_least if self.at_most is None else self.at_most
         assert goal is not None
         return goal

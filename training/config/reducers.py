@@ -133,8 +133,12 @@ class Reducing(Record):
 
 
 def class_of(name: str) -> type[Reducer] | None:
-    """Return the class of a reducer; ``None`` for ``auto``, and for one that is not imported yet."""
-    return None if name == AUTO else imported(REDUCERS, "reducer", name)
+    """Return the class of a reducer; ``None`` for ``auto``, and for one that is not imported yet.
+
+    What is imported and is no reducer is refused when a run imports its parts.
+    """
+    found = None if name == AUTO else imported(REDUCERS, "reducer", name)
+    return found if isinstance(found, type) and issubclass(found, Reducer) else None
 
 
 def options_of(name: str) -> dict[str, Any] | None:

@@ -40,6 +40,11 @@ class Span:
     epoch_steps: int
     global_batch: int
 
+    @property
+    def epochs(self) -> int:
+        """Return the epochs; one that is begun counts."""
+        return -(-self.steps // self.epoch_steps)
+
 
 def linear(step: int, steps: int, start: float, end: float) -> float:
     """Return a straight line from ``start`` in the first step to ``end`` in the last.
@@ -129,7 +134,6 @@ class _Warmed(Schedule):
             return self._after(0, step, steps)
         first = self.warmup.steps
         assert first is not None, "resolve the schedule first"
-        assert first < steps, f"a warm-up of {first} steps in {steps}"
         if step < first:
             return linear(step, first + 1, self.warmup.start, self.start)
         return self._after(first, step, steps)
@@ -211,7 +215,6 @@ class Drops(_Warmed):
         return self
 
     def _after(self, first: int, step: int, steps: int) -> float:
-        assert self.at_epochs is None, "resolve the schedule first"
         _, places = self._places(steps, epoch_steps=0)
         return self.start * self.factor ** sum(step >= place for place in places)
 

@@ -9,8 +9,9 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from commlib import Link, LinkBytes, Network, bytes_of_nodes, predict_seconds
-from commlib.reducers import reducer_class, reducer_options
+from commlib.reducers import reducer_class
 from commlib.rounds import Schedule
+from commlib.tuning.tuner import speeds_with
 from training.config.records import Phase
 from training.plan.site import Site, nodes_of
 
@@ -78,19 +79,15 @@ class Exchange:
         return round(self.site.ranks * self.messages_seconds(Network(second, second)))
 
     def _seconds(self, size: int) -> float:
-        site, options = self.site, dict(self.options)
-        speeds = site.speeds
-        if speeds is not None and "wire" in reducer_options(self.reducer):
-            wire = options.get("wire", reducer_options(self.reducer)["wire"])
-            if wire not in speeds.code:  # not measured: messages alone
-                speeds = None
+        site, options = self.site, self.options
+        speeds = None if site.speeds is None else speeds_with(site.speeds, self.reducer, options)
         return predict_seconds(self.reducer, site.nodes, size, network=site.network, speeds=speeds, **options)
 
 
 # -------------------------------------------------------- rounds of local steps
 
 
-def exchanges_per_step(counts: Sequence[int], schedule: Schedule | None) -> list[list[float]]:
+def exchanges_per_step(counts: Sequence[int], schedule: Schedule) -> list[list[float]]:
     """Return the mean exchanges of each fragment in a step, for each run of ``counts`` steps of a phase.
 
     After its last step a phase exchanges all fragments, in place of what would arrive then or later.
@@ -99,11 +96,9 @@ def exchanges_per_step(counts: Sequence[int], schedule: Schedule | None) -> list
     [[0.2], [0.4]]
     >>> exchanges_per_step([10, 6], Schedule(8, fragments=2, delay=1))  # 8, 16 and 4, 12, 16
     [[0.1, 0.1], [0.16666666666666666, 0.3333333333333333]]
-    >>> exchanges_per_step([10, 5], None)
+    >>> exchanges_per_step([10, 5], Schedule(1))  # no steps are local
     [[1.0], [1.0]]
     """
-    if schedule is None:
-        return [[1.0] for _ in counts]
     steps, last = sum(counts), sum(counts) - schedule.delay - 1
 
     def until(step: int, fragment: int) -> int:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from commlib import LinkBytes
@@ -74,7 +74,7 @@ def kept_by(
     if sum(map(len, nodes)) == 1:
         return Kept(0, vector)
     streams = min(map(len, nodes))
-    of_node = issubclass(kind, ResidualReducer) and known["hierarchical"]
+    of_node = issubclass(kind, ResidualReducer) and bool(known.get("hierarchical"))
     of_shards = of_node or reducer == "torus2d"
     own = vector // streams if of_shards else vector
     values = options.get("values", "fp32") if reducer in ("dense", "torus2d") else "fp32"
@@ -114,11 +114,8 @@ def weights_of(config: Config, dataset: Any) -> Weights:
 
     tf.config.set_visible_devices([], "GPU")  # they may belong to a run
     model = config.task.make().make_model(config, dataset)
-    trained, all_of_them = (
-        Weights([tuple(each.shape) for each in variables])
-        for variables in (model.trainable_variables, model.variables)
-    )
-    return Weights(trained.shapes, all_of_them.size - trained.size)
+    trained = Weights([tuple(each.shape) for each in model.trainable_variables])
+    return replace(trained, others=sum(math.prod(each.shape) for each in model.variables) - trained.size)
 
 
 def slots_of(config: Config) -> int:

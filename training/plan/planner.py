@@ -13,7 +13,7 @@ from typing import Any
 from commlib.errors import one_line
 from commlib.exchange import bucket_bounds, pieces_of
 from commlib.reducers import reducer_class
-from commlib.rounds import fragment_bounds
+from commlib.rounds import Schedule, fragment_bounds
 from commlib.tuning.tuner import ALONE, Choice, choose
 from commlib.vectors import VALUE_BYTES
 from datacache.capacity import readable
@@ -51,7 +51,6 @@ class Curve:
 
     @classmethod
     def of_values(cls, values: Sequence[float]) -> "Curve":
-        """Return the curve of all these values, one after the other."""
         return cls(values[0], max(values), values[-1])
 
     def __str__(self) -> str:
@@ -199,17 +198,12 @@ def check_room(plan: Plan) -> None:
         check(what, ranks * rank + plan.memory, room.memory)
 
 
-def gradients_stay_on_gpus(config: Config, site: Site) -> bool:
-    """Return whether reducers get a GPU's arrays there."""
-    return site.has_gpus and config.transport != "mpi"
-
-
 def _choices(config: Config, site: Site, size: int) -> dict[int, Choice]:
     """Return what ``auto`` would pick for each phase, by number; nothing where the links are not known."""
     numbers = range(len(config.phases))
     if site.ranks == 1:
         return dict.fromkeys(numbers, Choice("dense", {}, 0.0, 0.0, ALONE))
-    on_gpus = gradients_stay_on_gpus(config, site)
+    on_gpus = site.has_gradients_on_gpus(config)
     within = choices_within(config, site.nodes, size, on_gpus=on_gpus)
     if (profile := site.profile) is None:
         return within
@@ -268,8 +262,7 @@ class _Planner:
 
     @property
     def on_gpus(self) -> bool:
-        """Return whether gradients stay on GPUs."""
-        return gradients_stay_on_gpus(self.config, self.site)
+        return self.site.has_gradients_on_gpus(self.config)
 
     @property
     def hides(self) -> bool:
@@ -290,18 +283,18 @@ class _Planner:
         return max(Exchange(self.site, self.bucket_sizes, "dense").node_bytes())
 
     def phase(self, number: int, phase: Phase) -> PhasePlan:
-        """Return the plan of a phase."""
         config, epoch, task = self.config, self.listing.epochs[number], self.config.task.make()
-        span = Span(phase.steps or (phase.epochs or 0) * epoch.steps, epoch.steps, epoch.global_batch)
+        span = phase.span_of(epoch.steps, epoch.global_batch)
         check_budget(number, self.choices.get(number), span.steps)
         options = config.reducer_config(phase)
         name, wrappers = options.pop("name"), options.pop("wrappers", [])
         selects = "density" in options
-        densities = densities_of(config, phase, number, span)
+        rate = rate_of(phase, number, span)  # which checks the warm-up of the density, too
+        densities = densities_of(config, phase, span)
         counts = [steps for _, steps in densities]
         exchange = Exchange(self.site, self.bucket_sizes, name, options)
         exchanges = [exchange.at(density) if selects else exchange for density, _ in densities]
-        schedule = phase.schedule
+        schedule = phase.schedule or Schedule(1)
         shares = exchanges_per_step(counts, schedule)
         each_step = [
             StepExchange(phase, each, self._fragments(each, phase), own)
@@ -320,11 +313,11 @@ class _Planner:
             unit=epoch.unit,
             batch=task.describe_batch(phase),
             input=task.describe(phase),
-            rate=rate_of(phase, number, span),
+            rate=rate,
             density=Curve.of_values([density for density, _ in densities]) if selects else None,
             local_steps=phase.local_steps,
-            fragments=schedule.fragments if schedule is not None else 1,
-            delay=schedule.delay if schedule is not None else 0,
+            fragments=schedule.fragments,
+            delay=schedule.delay,
             reducer=name,
             options={**options, **({"wrappers": wrappers} if wrappers else {})},
             buckets=len(exchange.sizes),
@@ -412,15 +405,11 @@ def rate_of(phase: Phase, number: int, span: Span) -> Curve:
     return Curve.of(lambda step: resolved.at(step, span.steps), span.steps, *peaks)
 
 
-def densities_of(config: Config, phase: Phase, number: int, span: Span) -> list[tuple[float, int]]:
-    """Return the densities of a phase, each with its steps; ``ValueError`` where the warm-up does not fit."""
+def densities_of(config: Config, phase: Phase, span: Span) -> list[tuple[float, int]]:
+    """Return the densities of a phase, each with its steps."""
     last, warmup = config.density_of(phase), phase.density_warmup
     if warmup is None:
         return [(last, span.steps)]
-    epochs = -(-span.steps // span.epoch_steps)
-    if warmup.epochs > epochs:
-        expected = f"expected at most the {epochs} of the phase"
-        raise ValueError(f"phases[{number}].density_warmup.epochs: {expected}, got {warmup.epochs}")
     found, left = [], span.steps
     for density in warmup.densities(last):
         found.append((density, min(left, span.epoch_steps)))

@@ -187,9 +187,10 @@ class Site:
     def speeds(self) -> Speeds | None:
         return None if self.profile is None or self.file is not None else self.profile.speeds
 
-    @property
-    def has_gpus(self) -> bool:
-        """Return whether each rank has a GPU on which gradients can stay."""
+    def has_gradients_on_gpus(self, config: Config) -> bool:
+        """Return whether each rank has a GPU, on which its gradients stay."""
+        if config.transport == "mpi":
+            return False
         if self.file is not None:
             return self.file.gpu_memory_gib is not None
         return self.profile is not None and any(map(ON_GPUS.search, self.profile.job.processors))

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -159,8 +158,3 @@ def bucket_mib(config: Config, nodes: Sequence[Sequence[int]], profile: Profile,
         options.pop("wrappers", None)  # they cost no message
         counts.append(choose_buckets(profile, case, reducer, options))
     return -(-size // min(counts)) * VALUE_BYTES / 2**20
-
-
-def count_weights(model: Any) -> int:
-    """Return the trainable weights of a Keras model: the entries of its gradient."""
-    return sum(variable.shape.num_elements() for variable in model.trainable_variables)

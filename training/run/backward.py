@@ -99,7 +99,6 @@ class Tables:
 
     @property
     def weights(self) -> int:
-        """Return how many weights the sparse ones have."""
         return sum(math.prod(variable.shape) for variable in self.sparse)
 
     def lines(self) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """The composition root: the parts of a run, made from its configuration, and what uses several of them."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from training.callbacks.tracing import Profiler
 from training.callbacks.writers import Prometheus
 from training.config.config import Config
 from training.run import events
-from training.run.autotune import choose_reducers, count_weights, profile_for, with_buckets
+from training.run.autotune import choose_reducers, profile_for, with_buckets
 from training.run.data import Data
 from training.run.exchange import PhaseExchange
 from training.run.model import Model, Part, average_statistics
@@ -77,11 +78,6 @@ class Parts:
         given = [(each.name, each.make()) for each in config.callbacks]
         return Callbacks(first, given, [Receipts(self.data.fingerprints())])
 
-    def guard_steps(self, number: Callable[[], int]) -> None:
-        """Bound how long a rank waits for others in a step; ``number()`` is that of the step."""
-        watchdog = self.topology.world.watchdog(self.config.stall_timeout)
-        self.exchange.gradients.guard = lambda: watchdog.waiting(f"step {number()}")
-
 
 Build = Callable[[Config, Topology, Data], Parts]
 
@@ -90,7 +86,7 @@ def build(config: Config, topology: Topology, data: Data) -> Parts:
     """Return the parts of a run; collective. Raises ``ValueError`` of one line where a run is impossible."""
     profile = profile_for(config, topology)
     model = Model(config, topology, data)
-    size = count_weights(model.keras) - model.tables.weights
+    size = sum(math.prod(variable.shape) for variable in model.variables) - model.tables.weights
     choices = choose_reducers(config, topology, profile, size)
     config = with_buckets(config.with_choices(choices), topology, profile, size)
     check_reducers(config, topology)

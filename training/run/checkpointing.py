@@ -25,7 +25,7 @@ from training.process.job import Preempted, all_or_raise, on_rank0, terminations
 from training.results import EpochAccumulator, Position, Step, Summary
 from training.run import events
 from training.run.build import Parts
-from training.run.model import OtherModel, OtherOptimizer
+from training.run.model import OtherRun
 from training.run.phases import PhaseRun
 
 # Flags of a step (see commlib.Topology): this rank was sent SIGTERM; it still writes a checkpoint.
@@ -100,7 +100,9 @@ class Checkpointer:
 
     def after_epoch(self, number: int, *, is_best: bool, is_over: bool) -> None:
         """Begin a checkpoint if one is due after epoch ``number`` of the run, the first of which is 1."""
-        if is_best or is_over or _divides(self._settings.every_epochs, number):
+        settings, steps = self._settings, self._run.position.steps
+        is_due = _divides(settings.every_epochs, number) or _divides(settings.every_steps, steps)
+        if is_best or is_over or is_due:
             self.save(best=is_best)
 
     def save(self, *, best: bool = False) -> None:
@@ -194,9 +196,9 @@ def states_of(parts: Parts) -> tuple[dict[str, Any], dict[str, Any]]:
 def restore(parts: Parts, checkpoint: Checkpoint) -> list[str]:
     """Restore the parts from a checkpoint; return a line for each difference.
 
-    The parts are in the phase of the checkpoint. Raises :class:`OtherModel` before anything is changed,
-    :class:`OtherOptimizer`, and :class:`training.checkpoint.serialization.Damaged` where the checkpoint holds
-    something else: the parts can then be given another.
+    The parts are in the phase of the checkpoint. Raises :class:`OtherRun`, for another model before anything
+    is changed, and :class:`training.checkpoint.serialization.Damaged` where the checkpoint holds something
+    else: the parts can then be given another.
     """
     exchange = parts.exchange.gradients.exchange
     before, lines = exchange.state_dict(), list[str]()
@@ -219,7 +221,7 @@ def readable(file: Location) -> Iterator[None]:
     """Raise :class:`Damaged` where the bytes are right, and the contents are not those of a run."""
     try:
         yield
-    except (OtherModel, OtherOptimizer, Damaged):
+    except (OtherRun, Damaged):
         raise
     except KeyError as error:
         raise Damaged(f"{file}: expected {error} in the state of a run, got none") from error
@@ -284,10 +286,10 @@ def _moved(before: Position, after: Position, phase: PhaseRun) -> list[str]:
     if before == after:
         return []
     order = phase.data.order
-    line = (
-        f"a step takes {phase.global_batch} {order.unit} now: {before.samples} of the epoch are "
-        f"read, it goes on with step {after.step + 1} of {phase.epoch_steps}"
-    )
+    line = f"a step takes {phase.global_batch} {order.unit} now: {before.samples} of the epoch are read, "
+    if after.step == phase.epoch_steps:
+        return [f"{line}too few are left for a step"]
+    line += f"it goes on with step {after.step + 1} of {phase.epoch_steps}"
     if not isinstance(order, Order):  # those of texts depend on the size of a batch
         line += ", in another order: some may be read twice, and others not"
     return [line]

@@ -74,16 +74,15 @@ class Data:
 
 def load_data(config: Config, topology: Topology) -> Data:
     """Return the samples; ``ValueError`` if they are invalid, or not the same on all ranks; collective."""
-    data, problem = None, None
+    data: Data | Exception
     try:
         data = Data(config, topology, config.make_dataset())
     except Exception as error:  # the others wait for the fingerprints of this rank
-        problem = error
-    found = None if problem or data is None else data.fingerprints()
+        data = error
+    found = data.fingerprints() if isinstance(data, Data) else None
     of_ranks = topology.world.allgather_objects((topology.world.host, found))
-    if problem is not None:
-        raise problem
-    assert data is not None
+    if not isinstance(data, Data):
+        raise data
     _check_equal([host for host, _ in of_ranks], [each for _, each in of_ranks])
     data.task.check_samples(data.samples)
     return data
@@ -141,7 +140,7 @@ class PhaseData:
 
     @property
     def caches(self) -> list[DataCache]:
-        """The caches of the training and of the test samples, opened."""
+        """The caches of the training and of the test samples."""
         with self._opening:
             if not self._caches:
                 self._caches = self._open()
@@ -164,11 +163,6 @@ class PhaseData:
                 (data.dataset.test, data.test, self._inputs.test),
             )
         ]
-
-    @property
-    def steps(self) -> int:
-        """Steps of an epoch."""
-        return self.order.steps()
 
     def training_batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Return this rank's batches of an epoch from step ``start`` on, the first prefetched; collective."""

@@ -64,28 +64,27 @@ def checked(path: str, config: Config) -> Iterator[str]:
 
 
 def resolved_rate(number: int, phase: Phase, span: Span) -> Schedule:
-    """Return the learning rate of phase ``number``; ``ValueError`` with the key where it does not fit."""
+    """Return the learning rate of phase ``number``.
+
+    ``ValueError``, key first, where it does not fit, or the warm-up of the density is longer than the phase.
+    """
     assert phase.learning_rate is not None  # of a resolved configuration
     try:
-        return phase.learning_rate.resolved(span)
+        rate = phase.learning_rate.resolved(span)
     except ValueError as error:
         raise ValueError(f"phases[{number}].learning_rate.{error}") from error
-
-
-def check_density_warmup(number: int, phase: Phase, epochs: int) -> None:
-    """Raise ``ValueError`` with the key where the warm-up of phase ``number`` is longer than its epochs."""
     warmup = phase.density_warmup
-    if warmup is not None and warmup.epochs > epochs:
-        expected = f"expected at most the {epochs} of the phase, got {warmup.epochs}"
+    if warmup is not None and warmup.epochs > span.epochs:
+        expected = f"expected at most the {span.epochs} of the phase, got {warmup.epochs}"
         raise ValueError(f"phases[{number}].density_warmup.epochs: {expected}")
+    return rate
 
 
 def _tiny(config: Config, number: int, phase: Phase, epoch: EpochSize, ranks: int) -> Phase:
     """Return one step of a phase, after a check of the whole of its schedule."""
     if config.reducer_name(phase) == AUTO and ranks > 1:
         raise ValueError(f"phases[{number}].reducer: expected a name in a dry run of {ranks} ranks, got auto")
-    steps = phase.steps or (phase.epochs or 0) * epoch.steps
-    check_density_warmup(number, phase, -(-steps // epoch.steps))
-    rate = resolved_rate(number, phase, Span(steps, epoch.steps, epoch.global_batch)).at(0, steps)
+    span = phase.span_of(epoch.steps, epoch.global_batch)
+    rate = resolved_rate(number, phase, span).at(0, span.steps)
     once = {"epochs": None, "steps": 1, "density_warmup": None}
     return phase.model_copy(update={**once, "learning_rate": Linear(start=rate, end=rate)})

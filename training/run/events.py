@@ -69,14 +69,6 @@ def _share(phase: PhaseResult) -> str:
     return f"1/{dense / sent:.0f}" if sent < dense else "all"
 
 
-def _stall_lines(phases: Sequence[PhaseResult]) -> Iterator[str]:
-    stalls = {number: phase.stall_seconds or 0.0 for number, phase in enumerate(phases, 1)}
-    long = {number: seconds for number, seconds in stalls.items() if seconds >= STALL_SECONDS}
-    reported = [f"{seconds:.1f} s before phase {number}" for number, seconds in long.items()]
-    if reported:
-        yield f"training stood still between phases: {', '.join(reported)}"
-
-
 def closing_lines(
     summary: Summary, task: Task, ranks: Ranks, folder: str, target: Target | None = None
 ) -> Iterator[str]:
@@ -93,7 +85,9 @@ def closing_lines(
         for number, phase in enumerate(summary.phases, 1):
             sizes = f"{megabytes(phase.sent_inter_bytes)} of {megabytes(phase.dense_inter_bytes)}"
             yield f"  phase {number}, {phase.reducer}: {sizes} ({_share(phase)})"
-    yield from _stall_lines(summary.phases)
+    stalls = [(phase.stall_seconds or 0.0, number) for number, phase in enumerate(summary.phases, 1)]
+    if long := [f"{each:.1f} s before phase {number}" for each, number in stalls if each >= STALL_SECONDS]:
+        yield f"training stood still between phases: {', '.join(long)}"
     if skipped := sum(phase.skipped_steps for phase in summary.phases):
         steps = "1 step was" if skipped == 1 else f"{skipped} steps were"
         yield f"{steps} skipped: a NaN or an infinity in the gradients"

@@ -15,7 +15,7 @@ from training.checkpoint.folders import Checkpoint, merged, taken_over
 from training.config.config import Config
 from training.config.records import Phase
 from training.run.local_steps import LocalSteps
-from training.run.model import Model, OtherModel, Part, PartState
+from training.run.model import Model, OtherRun, Part, PartState
 
 
 class PhaseExchange(Part):
@@ -88,11 +88,6 @@ class PhaseExchange(Part):
     def residual_norm(self) -> float:
         return float(np.linalg.norm(to_host(self.gradients.exchange.residual)))
 
-    def set_density(self, density: float) -> None:
-        """Set the density from the next step on."""
-        if self.gradients.exchange.density != density:
-            self.gradients.exchange.set_density(density)
-
     def common_weights(self) -> AbstractContextManager[None]:
         """Set the model to the weights that all ranks have: within a round, those that it began with."""
         return nullcontext() if self.local is None else self.local.common_weights()
@@ -127,11 +122,11 @@ class PhaseExchange(Part):
         )
 
     def check_state(self, shared: Mapping[str, Any]) -> None:
-        """Raise :class:`OtherModel` where only the checkpoint or only this phase has local steps."""
+        """Raise :class:`OtherRun` where only the checkpoint or only this phase has local steps."""
         found, expected = shared.get("local_steps") is not None, self.local is not None
         if found != expected:  # residuals of gradients, or of differences of weights
             phase = ("a phase without local_steps", "a phase with local_steps")
-            raise OtherModel(f"local_steps: the checkpoint is of {phase[found]}: expected {phase[expected]}")
+            raise OtherRun(f"local_steps: the checkpoint is of {phase[found]}: expected {phase[expected]}")
 
     def load_state_dict(self, checkpoint: Checkpoint) -> list[str]:
         """Restore reducer and local steps; return a line for each difference.

@@ -94,10 +94,8 @@ class LocalSteps(Exchange):
         self.pace = Pace(gradients.exchange.slices, phase.round_seconds)
         self.rounds = Rounds(update, self._leave, self._receive, mixing=outer.own_share, eager=eager)
         bounds = fragment_bounds(gradients.shapes, outer.fragments)
-        self._fragments = [
-            *(slice(*each) for each in pairwise(bounds)),
-            slice(0, gradients.size),
-        ]  # ALL_FRAGMENTS
+        # The last one is all of them, ALL_FRAGMENTS.
+        self._fragments = [*(slice(*each) for each in pairwise(bounds)), slice(0, gradients.size)]
         self._node: Topology | None = None
         if phase.replica_is_node and topology.node.size > 1:
             self._node = Topology(topology.node)
@@ -252,9 +250,7 @@ class LocalSteps(Exchange):
         """Return the state of this rank: of its optimizer, and of the round that is under way."""
         round_state, rounds = None, self.rounds
         if self.in_round:
-            report = None
-            if rounds.arrived is not None:
-                report = replace(rounds.arrived[1], flags=0)  # SIGTERM is over
+            report = rounds.arrived and replace(rounds.arrived[1], flags=0)  # SIGTERM is over
             round_state = {
                 "weights": to_host(self.weights.read()),
                 "failed": rounds.failed,

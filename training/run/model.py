@@ -24,12 +24,8 @@ from training.run.data import Data
 POLICIES = {"float32": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 
 
-class OtherModel(ValueError):
-    """A checkpoint is of another model; one line names the first tensor that differs."""
-
-
-class OtherOptimizer(ValueError):
-    """A checkpoint is of another optimizer; one line with what was expected."""
+class OtherRun(ValueError):
+    """A checkpoint is of another task, model or optimizer; one line names what was expected."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +127,9 @@ class Model(Part):
         )
 
     def check_state(self, shared: Mapping[str, Any]) -> None:
-        """Raise :class:`OtherModel` where a checkpoint is of another task or model; changes nothing."""
+        """Raise :class:`OtherRun` where a checkpoint is of another task or model; changes nothing."""
         if shared["task"] != (expected := self._identity()):
-            raise OtherModel(f"the checkpoint is of another task: expected {expected}, got {shared['task']}")
+            raise OtherRun(f"the checkpoint is of another task: expected {expected}, got {shared['task']}")
         saved = shared["weights"]
         if not isinstance(saved, dict):
             raise ValueError(f"weights: expected arrays by name, got {type(saved).__name__}")  # noqa: TRY004
@@ -141,7 +137,7 @@ class Model(Part):
         for path in [*here, *(path for path in saved if path not in here)]:
             own, there = here.get(path, "none"), tuple(saved[path].shape) if path in saved else "none"
             if own != there:
-                raise OtherModel(f"the checkpoint is of another model: {path}: expected {own}, got {there}")
+                raise OtherRun(f"the checkpoint is of another model: {path}: expected {own}, got {there}")
 
     def load_state_dict(self, checkpoint: Checkpoint) -> list[str]:
         shared: Any = checkpoint.shared

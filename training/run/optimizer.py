@@ -22,7 +22,7 @@ from training.config.optimizers import Lamb, Lars, Muon, Optimizer
 from training.config.records import Phase
 from training.config.schema import ConfigurationError
 from training.results import StepHyperparameters
-from training.run.model import Average, OtherOptimizer, Part, PartState, assign_checked
+from training.run.model import Average, OtherRun, Part, PartState, assign_checked
 
 
 class WeightUpdate(Part):
@@ -109,14 +109,14 @@ class WeightUpdate(Part):
         return PartState(shared={"optimizer": dict(self._state()), "loss_scale": scale})
 
     def load_state_dict(self, checkpoint: Checkpoint) -> list[str]:
-        """Restore the optimizer and the loss scale; raises :class:`OtherOptimizer`."""
+        """Restore the optimizer and the loss scale; raises :class:`OtherRun`."""
         shared: Any = checkpoint.shared
         try:
             self._restore(shared["optimizer"])
         except ValueError as error:
             name = self._config.optimizer.name
             expected = f"the checkpoint is not of {name} and this model"
-            raise OtherOptimizer(f"optimizer: {expected}: {error}") from error
+            raise OtherRun(f"optimizer: {expected}: {error}") from error
         if self.scale is None:
             return []
         if shared["loss_scale"] is None:

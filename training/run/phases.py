@@ -7,12 +7,12 @@ from dataclasses import replace
 from commlib.tuning.tuner import Choice
 from training.config.config import Config
 from training.config.records import Phase
-from training.config.schedules import Span, momentum_at
+from training.config.schedules import momentum_at
 from training.results import ALL_FRAGMENTS, PhaseResult, Position, StepHyperparameters
 from training.run.autotune import check_budget
 from training.run.backward import Backward
 from training.run.data import Data, PhaseData
-from training.run.dry_run import check_density_warmup, resolved_rate
+from training.run.dry_run import resolved_rate
 
 
 class PhaseRun:
@@ -36,13 +36,11 @@ class PhaseRun:
     ) -> None:
         self.number, self.phase = number, phase
         self.data: PhaseData = data.of_phase(phase)
-        self.global_batch = self.data.order.global_batch
-        self.epoch_steps = self.data.steps
-        self.steps = phase.steps or (phase.epochs or 0) * self.epoch_steps
-        self.epochs = -(-self.steps // self.epoch_steps)
+        span = phase.span_of(self.data.order.steps(), self.data.order.global_batch)
+        self.steps, self.epochs = span.steps, span.epochs
+        self.epoch_steps, self.global_batch = span.epoch_steps, span.global_batch
         check_budget(number, choice, self.steps)
-        self.rate = resolved_rate(number, phase, Span(self.steps, self.epoch_steps, self.global_batch))
-        check_density_warmup(number, phase, self.epochs)
+        self.rate = resolved_rate(number, phase, span)
         self.momentum, self.backward = config.momentum_of(phase), backward
         reducer = None if size == 1 else str(config.reducer_config(phase)["name"])
         self.result = PhaseResult(reducer, data.task.describe(phase), self.epochs)

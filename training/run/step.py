@@ -46,8 +46,9 @@ class TrainingStep:
 
     def begin_epoch(self, density: float | None, *, is_new: bool) -> None:
         """Begin an epoch, or continue it, with a density, if its reducer has one."""
-        if density is not None:
-            self.exchange.set_density(density)
+        exchange = self.exchange.gradients.exchange
+        if density is not None and density != exchange.density:
+            exchange.set_density(density)
         if is_new:
             self.model.restart_carried()
 

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +54,10 @@ class Trainer:
         if isinstance(config, Config):
             config = import_parts(config)
         else:
-            comm = self._stack.enter_context(closing(world())) if topology is None else topology.world
+            comm = self._stack.enter_context(world()) if topology is None else topology.world
             config = load_together(comm, config)
         if topology is None:
-            comm = world(verify=config.verify)
+            comm = self._stack.enter_context(world(verify=config.verify))
             topology = self._stack.enter_context(Topology(comm, ranks_per_node=config.ranks_per_node))
         given, comm = topology, topology.world
         if comm.rank == 0:
@@ -75,7 +75,8 @@ class Trainer:
         self.model = self.parts.model.keras
         self.phases, self.position, self.accumulator = self.parts.phases(), Position(), EpochAccumulator()
         self.summary = Summary(phases=[phase.result for phase in self.phases])
-        self.parts.guard_steps(lambda: self.position.steps + 1)
+        watchdog, gradients = topology.world.watchdog(config.stall_timeout), self.parts.exchange.gradients
+        gradients.guard = lambda: watchdog.waiting(f"step {self.position.steps + 1}")
         self.checkpointer: Checkpointer | None = None
         self.folder: RunFolder | None = None
         self.progress = Progress(silent=True)
@@ -220,7 +221,10 @@ class Trainer:
     def _train_phase(self, phase: PhaseRun) -> None:
         self._switch_to(phase)
         self._call(Callback.on_phase_begin, phase)
-        while self.position.phase_steps < phase.steps and not self.summary.is_over:
+        # Of an epoch that is resumed with larger batches no step may be left: then only its end is.
+        while (
+            self.position.phase_steps < phase.steps or self.position.step == phase.epoch_steps
+        ) and not self.summary.is_over:
             if self.position.epoch > 0 or phase.epochs == 1:
                 self._fill_ahead(phase.number + 1)
             self._train_epoch(phase)
