@@ -47,7 +47,6 @@ class Peer(ABC):
         """Return the mean of all ranks; ``gradient`` may be overwritten, as PyTorch's buckets are."""
 
     def all_reduce(self, vector: Float32) -> Float32:
-        """Return the sum of a vector over all ranks."""
         total, cuts = np.empty_like(vector), partition(len(vector), self.comm.size)[1:-1]
         given, sums = np.split(vector, cuts), np.split(total, cuts)
         Ring(self.comm, range(self.comm.size)).allreduce(given, sums, lambda piece: None)
@@ -73,7 +72,6 @@ class ExDyna(Peer):
         self.found: list[int] = []
 
     def step(self, gradient: Float32) -> Float32:
-        """See :meth:`Peer.step`."""
         comm, ranks = self.comm, self.comm.size
         self.send_buffer[:] = gradient + self.memory
         flat = np.concatenate([self.send_buffer])  # of the list of all tensors
@@ -152,7 +150,6 @@ class SparDL(Peer):
         ]
 
     def step(self, gradient: Float32) -> Float32:
-        """See :meth:`Peer.step`."""
         ranks, k = self.comm.size, self.k
         padding = np.zeros(self.length * ranks - self.size, np.float32)
         work = np.concatenate((gradient, padding)).reshape(ranks, -1)
@@ -269,7 +266,6 @@ class PowerSGD(Peer):
         self.out = np.empty(size, np.float32)
 
     def step(self, gradient: Float32) -> Float32:
-        """See :meth:`Peer.step`."""
         ranks, p, q, whole = np.float32(self.comm.size), self.p, self.q, self.rows * self.columns
         self.send_buffer[:] = gradient + self.memory
         matrix = self.send_buffer[:whole].reshape(self.rows, self.columns)
@@ -324,7 +320,6 @@ def measure(name: str, gradients: Gradients, density: float, ranks: int, steps: 
 
 
 def show(found: list[Record]) -> None:
-    """Print the table of records of one size, density and number of ranks."""
     case = found[0].case
     title = f"{case['size']:,} entries, {case['density'] * 100:g} %, {case['ranks']} ranks"
     notes = [f"processor time of a step, mean of ranks; median of {found[0].seconds.runs} steps"]
@@ -332,7 +327,6 @@ def show(found: list[Record]) -> None:
 
 
 def main() -> int:
-    """Print the records; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--size", type=int, default=SIZE)
     parser.add_argument("--density", type=float, default=0.01)

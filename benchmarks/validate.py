@@ -94,7 +94,6 @@ def measure() -> None:
 
 
 def records() -> list[dict[str, Any]]:
-    """Return the measured cells."""
     return convergence.recorded(RECORDS)
 
 
@@ -172,7 +171,6 @@ class Group:
 
     @property
     def fastest(self) -> Candidate:
-        """Return the fastest one."""
         return min(self.steps, key=lambda each: self.steps[each])
 
     @property
@@ -192,7 +190,6 @@ class Group:
 
 @cache
 def groups() -> list[Group]:
-    """Return all measured cases."""
     found = []
     for record in records():
         ends = list(accumulate(record["profile"]["job"]["ranks_of_nodes"], initial=0))
@@ -241,7 +238,6 @@ def within(ratios: Sequence[float], limit: float) -> str:
 
 
 def errors(given: Iterable[Group], reducer: str | None = None) -> list[float]:
-    """Return expected over measured seconds of the candidates of these groups, or of those of a reducer."""
     return list(chain.from_iterable(each.errors(reducer) for each in given))
 
 
@@ -260,7 +256,6 @@ def of_errors() -> str:
 
 
 def by_cluster() -> str:
-    """Return the table of errors by links and layout."""
     rows = []
     for (layout, rate, delay), of_cell in groupby(groups(), key=lambda each: tuple(each.cell.values())):
         rows.append(
@@ -273,7 +268,6 @@ SUMMARY = ("medians", "off by, median", "within 25 %", "predicted/measured")
 
 
 def summary(ratios: Sequence[float]) -> list[str]:
-    """Return the cells of ``SUMMARY``."""
     return [str(len(ratios)), off(ratios), within(ratios, 0.25), f"{median(ratios):.2f}"]
 
 
@@ -293,7 +287,6 @@ def by_reducer() -> str:
 
 
 def of_picks() -> str:
-    """Return how good the picks are."""
     ratios = {
         "The closed forms alone": [each.ratio(each.predicted) for each in groups()],
         "`auto`": [each.ratio(each.picked) for each in groups()],
@@ -307,7 +300,6 @@ def of_picks() -> str:
 
 
 def picks() -> str:
-    """Return the table of the picks."""
     rows = []
     for each in groups():
         layout, rate, delay, size, density = each.name
@@ -359,7 +351,6 @@ def draw(path: Path) -> None:
 
 
 def blocks() -> dict[str, str]:
-    """Return the text between each pair of marks of the page, by the name of the marks."""
     return {
         "errors": of_errors(),
         "errors by cluster": by_cluster(),
@@ -371,7 +362,6 @@ def blocks() -> dict[str, str]:
 
 
 def main() -> None:
-    """Measure, simulate, or write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     for name in ("measure", "simulate"):
         parser.add_argument(f"--{name}", action="store_true")

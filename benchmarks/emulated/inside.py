@@ -186,7 +186,6 @@ def call(*command: str) -> None:
 
 
 def main(state: Path, name: str) -> None:
-    """Be the switch or a node."""
     settings = json.loads((state / "settings.json").read_text())
     if name == "switch":
         switch(state, settings)

@@ -13,6 +13,7 @@ faults:
   density:
     - {id: rounds, file: commlib/density.py, old: 'round(density * size)', new: 'int(density * size)'}
     - {id: same, file: commlib/density.py, old: '# Of the first four', new: '# Of the first 4'}
+    - {id: misread, file: commlib/density.py, old: 'round(density * size)', new: '0', only: 'k_is (the'}
 """
 
 
@@ -31,6 +32,9 @@ def test_a_fault_in_the_copy_is_found_and_one_without_effect_survives(tmp_path, 
     before = file.stat().st_mtime_ns
     assert mutate.main(["--faults", str(table), "--jobs", "1"]) == 1
     printed = capsys.readouterr().out
-    assert "rounds  commlib/density.py  tests/test_density.py::test_k_is_the_rounded_share" in printed
-    assert "same    commlib/density.py  SURVIVED" in printed
+    assert "rounds   commlib/density.py  tests/test_density.py::test_k_is_the_rounded_share" in printed
+    assert "same     commlib/density.py  SURVIVED" in printed
+    assert (
+        "misread  commlib/density.py  does not apply pytest cannot read: (rounded_share) and (k_is" in printed
+    )
     assert file.stat().st_mtime_ns == before
