@@ -60,11 +60,6 @@ CLAIMS = (
 
 
 def _links(case: dict[str, Any]) -> str:
-    """Return the rate of links, with nodes and their ranks.
-
-    >>> _links({"rate": "0.2gbit", "ranks_of_nodes": [2, 2, 2, 2]})
-    '0.2 Gbit/s, 4 × 2'
-    """
     nodes = case["ranks_of_nodes"]
     return f"{rate_in_words(case['rate'])}, {len(nodes)} × {nodes[0]}"
 

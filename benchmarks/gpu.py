@@ -22,9 +22,9 @@ from commlib.errors import InvalidArgument
 from commlib.gpu import DEVICE_SELECTORS, GpuUnavailable, make_device_selector
 from commlib.gpu.cupy_engine import current_engine
 from commlib.vectors import Float32
-from training.bench.record import MOST_INPUTS, Record, WrongResult, alternate, elapsed, report, version_of
+from training.bench.record import MOST_INPUTS, Record, alternate, elapsed, report, version_of
 from training.bench.selection import case_table, check_selection, records_of
-from training.process.job import FAILURE, log_error, usage_error
+from training.process.job import usage_error
 
 SIZES = tuple(1 << power for power in (18, 20, 22, 24, 25, 27, 29))  # 256 K … 512 M
 DENSITY = 0.001
@@ -139,12 +139,10 @@ class Peer:
 MakePeer = Callable[[int, int, Any], Peer]  # of k, the size, and CuPy; fails where there is none
 
 
-def measure(
-    sizes: Sequence[int], densities: Sequence[float], device: Device, wrong: list[WrongResult]
-) -> Iterator[list[Record]]:
+def measure(sizes: Sequence[int], densities: Sequence[float], device: Device) -> Iterator[list[Record]]:
     """Yield the records of one case after the other: size, type of entries, density.
 
-    Selectors whose results are wrong are added to ``wrong``, and others go on without them.
+    Raises ``WrongResult`` where that of a selector is wrong.
     """
     for size in sizes or SIZES:
         for entry in ENTRY_BYTES:
@@ -152,20 +150,13 @@ def measure(
             for density in densities or (DENSITY,):
                 case = {"size": size, "density": density, "k": entries(density, size), "entry": entry}
                 case |= {"device": "gpu", "inputs": len(inputs), "quick": False}
-                yield _measure_case(case, inputs, device, wrong)
+                yield _measure_case(case, inputs, device)
             del inputs
             device.cupy.get_default_memory_pool().free_all_blocks()
 
 
-def _measure_case(
-    case: dict[str, Any], inputs: Sequence[Array], device: Device, wrong: list[WrongResult]
-) -> list[Record]:
-    subjects = {}
-    for name in SUBJECTS:
-        try:
-            subjects[name] = Peer(_checked(name, case, inputs[0], device.cupy))
-        except WrongResult as error:
-            wrong.append(error)
+def _measure_case(case: dict[str, Any], inputs: Sequence[Array], device: Device) -> list[Record]:
+    subjects = {name: Peer(_checked(name, case, inputs[0], device.cupy)) for name in SUBJECTS}
     subjects[SWEEP] = Peer(_sweep(case, device.cupy))
     peers = {name: _tried(make, case, inputs[0], device.cupy) for name, make in PEERS.items()}
     found = {name: peer for name, peer in peers.items() if not isinstance(peer, str)}
@@ -175,8 +166,9 @@ def _measure_case(
     width = ENTRY_BYTES[case["entry"]]
     read_seconds = seconds["copy"].median / 2
     floors = dict.fromkeys(subjects, read_seconds) | {SWEEP: (width + 4 + 4) / width * read_seconds}
+    facts = {"gpu": dict(device.facts)}
     return [
-        replace(each, more={"floor_seconds": floors[each.subject], "gpu": dict(device.facts)})
+        replace(each, bench="gpu_selection", more=facts | {"floor_seconds": floors[each.subject]})
         for each in records_of(dict.fromkeys(subjects, case), peers, seconds)
     ]
 
@@ -280,12 +272,8 @@ def main(
         device = Device.current()
     except (InvalidArgument, GpuUnavailable) as error:
         usage_error(str(error))
-    wrong: list[WrongResult] = []
-    cases = measure(size or (), density or (), device, wrong)
-    report(cases, as_json=as_json, show=lambda records: case_table(records).print())
-    for error in wrong:
-        log_error(str(error))
-    raise typer.Exit(FAILURE if wrong else 0)
+    cases = measure(size or (), density or (), device)
+    raise typer.Exit(report(cases, as_json=as_json, show=lambda records: case_table(records).print()))
 
 
 if __name__ == "__main__":

@@ -107,11 +107,7 @@ def on_this_machine(ranks: int, words: Sequence[str]) -> Iterator[Record]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Nodes, and ranks on each.
-
-    >>> Layout.of("4x2")
-    Layout(nodes=4, ranks_per_node=2)
-    """
+    """Nodes, and ranks on each, written as ``4x2``."""
 
     nodes: int
     ranks_per_node: int
@@ -159,8 +155,8 @@ class EmulatedCluster:
     def up(self, nodes: int, rate: str, delay: float = 0.0) -> None:
         """Make it, or make it again where nodes, rate or the delay in ms are others."""
         result = self._call("up", "--nodes", str(nodes), f"--rate={rate}", f"--delay={delay:g}")
-        if result.returncode != 0:
-            raise Failed(error_line(result.stderr.splitlines()))
+        if result.returncode != 0:  # the last line says why, one before it may say that it is built again
+            raise Failed(error_line(result.stderr.splitlines()[-1:]))
 
     def down(self) -> None:
         self._call("down")
@@ -200,6 +196,17 @@ def cluster_until_end() -> Iterator[EmulatedCluster]:
             cluster.down()
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+@contextmanager
+def cluster_or_exit() -> Iterator[EmulatedCluster]:
+    """Yield a cluster as :func:`cluster_until_end` does; a failure ends this process with one line."""
+    try:
+        with cluster_until_end() as cluster:
+            yield cluster
+    except Failed as failure:
+        log_error(str(failure))
+        sys.exit(FAILURE)
 
 
 def environment(algorithm: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ python -m benchmarks.linear               # the ranks of mpirun, or alone: SGDCl
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -84,6 +85,10 @@ def measure_ranks(comm: Communicator, case: LinearCase, reducers: Sequence[str])
     own = case.steps * case.batch_size
     rows = case.rows(comm.rank * own, (comm.rank + 1) * own)
     named = {**DENSE, **SPARSE}
+    few = case.rows(comm.rank * own, comm.rank * own + case.batch_size)
+    for name in reducers or named:  # a first pass compiles and connects: the passes that count do not
+        with closing(make_solver(topology, few, case.settings(named[name]))) as solver:
+            solver.run_pass()
     solvers = {name: make_solver(topology, rows, case.settings(named[name])) for name in reducers or named}
     passes, values = _interleave(comm, solvers, case.passes)
     _check(values)
@@ -169,19 +174,19 @@ def measure_alone(comm: Communicator, case: LinearCase) -> Iterator[Record]:
     settings = checked({**same, "learning_rate": {"rate": ALONE_RATE, "schedule": "constant"}})
     own = _Own(Topology(comm), given, settings)
     own.fit(1)  # which compiles
-    fits: dict[str, Callable[[], Any]] = {
-        "own": partial(own.fit, case.passes),
-        "SGDClassifier": partial(_sgd, case, matrix, given),
-        "LIBLINEAR": partial(_liblinear, case, matrix, given),
-    }
+    fits: dict[str, Callable[[], Any]] = {"own": partial(own.fit, case.passes)}
+    for name, peer in _peers(case, ALONE_ROWS).items():
+        fits[name] = lambda peer=peer: peer.fit(matrix, given.labels).coef_[0]
     samples: dict[str, list[float]] = {name: [] for name in fits}
     found: dict[str, Any] = {}
-    for number in range(RUNS):
-        for name, fit in fits.items():
-            if number == 0 or name not in ONCE:
-                start = time.process_time()
-                found[name] = fit()
-                samples[name].append(time.process_time() - start)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="sklearn")  # that a peer has not converged
+        for number in range(RUNS):
+            for name, fit in fits.items():
+                if number == 0 or name not in ONCE:
+                    start = time.process_time()
+                    found[name] = fit()
+                    samples[name].append(time.process_time() - start)
     values = {name: own.value(weights) for name, weights in found.items()}
     seconds = {name: Seconds.of(each) for name, each in samples.items()}
     facts = {**asdict(case), "rows": ALONE_ROWS, "features": SHAPES[case.shape].features, "batch_size": 1}
@@ -209,11 +214,14 @@ def _as_scipy(rows: Rows) -> Any:
     return sparse.csr_matrix((own.values, own.columns, starts), shape=(len(rows), rows.features))
 
 
-def _sgd(case: LinearCase, matrix: Any, rows: Rows) -> Any:
-    from sklearn.linear_model import SGDClassifier
+def _peers(case: LinearCase, rows: int) -> dict[str, Any]:
+    """Return scikit-learn's; LIBLINEAR would regularize an intercept, so none of the solvers has one."""
+    from sklearn.linear_model import LogisticRegression, SGDClassifier
+    from sklearn.svm import LinearSVC
 
-    peer = SGDClassifier(
-        loss="log_loss" if case.loss == "logistic" else case.loss,
+    is_logistic = case.loss == "logistic"
+    sgd = SGDClassifier(
+        loss="log_loss" if is_logistic else case.loss,
         alpha=L2,
         learning_rate="constant",
         eta0=ALONE_RATE,
@@ -222,24 +230,10 @@ def _sgd(case: LinearCase, matrix: Any, rows: Rows) -> Any:
         fit_intercept=False,
         random_state=1,
     )
-    return peer.fit(matrix, rows.labels).coef_[0]
-
-
-def _liblinear(case: LinearCase, matrix: Any, rows: Rows) -> Any:
-    """Return the weights of LIBLINEAR; it would regularize an intercept, so none of the solvers has one."""
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.svm import LinearSVC
-
-    strength = 1 / (L2 * len(rows))
-    if case.loss == "logistic":
-        peer = LogisticRegression(solver="liblinear", C=strength, fit_intercept=False, tol=1e-2)
-    else:
-        peer = LinearSVC(loss=case.loss, C=strength, fit_intercept=False, tol=1e-1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        warnings.simplefilter("ignore", FutureWarning)
-        return peer.fit(matrix, rows.labels).coef_[0]
+    same = {"C": 1 / (L2 * rows), "fit_intercept": False}
+    if is_logistic:
+        return {"SGDClassifier": sgd, "LIBLINEAR": LogisticRegression(solver="liblinear", tol=1e-2, **same)}
+    return {"SGDClassifier": sgd, "LIBLINEAR": LinearSVC(loss=case.loss, tol=1e-1, **same)}
 
 
 @dataclass

@@ -28,7 +28,7 @@ from benchmarks.convergence import Case
 from benchmarks.drawing.pages import rewrite
 from benchmarks.drawing.style import PALETTE, docs_picture
 from benchmarks.drawing.tables import markdown, rate_in_words
-from benchmarks.jobs import EmulatedCluster, Layout, cluster_until_end, environment, module, ratio
+from benchmarks.jobs import EmulatedCluster, Layout, cluster_or_exit, environment, module, ratio
 from benchmarks.race_plan import HOROVOD_RING, RING
 from training.bench.record import Seconds, machine
 from training.callbacks.callback import Callback, Event
@@ -160,7 +160,7 @@ def time_cells(names: Sequence[str]) -> None:
     content = plan()
     timed = content["times"]
     planned = [f"{rate},{layout}" for layout, rate in product(timed["layouts"], timed["rates"])]
-    with cluster_until_end() as cluster:
+    with cluster_or_exit() as cluster:
         for name in names or planned:
             rate, layout = place_of(name)
             cluster.up(layout.nodes, rate)
@@ -175,7 +175,7 @@ def watch_links(names: Sequence[str]) -> None:
     names = names or content["link"]["cells"]
     kept = [each for each in convergence.recorded(LINK) if cell_of(each) not in names]
     LINK.write_text("".join(json.dumps(each) + "\n" for each in kept))
-    with cluster_until_end() as cluster:
+    with cluster_or_exit() as cluster:
         for name in names:
             rate, layout = place_of(name)
             job = job_of(content, layout) | {"rounds": content["link"]["rounds"]}

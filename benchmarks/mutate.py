@@ -26,7 +26,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 FAULTS = ROOT / "benchmarks" / "faults.yaml"
-NOT_COPIED = (".git", ".venv", ".hypothesis", ".*_cache", "*.egg-info", "runs")
+NOT_COPIED = (".git", ".venv*", ".hypothesis", ".*_cache", "*.egg-info", "runs")
 PYTEST = "-x -q -n 0 --tb=no -rfE -p no:cacheprovider --hypothesis-seed=0 --timeout=100"
 MARKERS = "not launch and not cluster and not gpu"
 SPARE_SECONDS = 60  # that tests with a fault may take beyond twice those without: then it hangs

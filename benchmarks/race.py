@@ -231,11 +231,7 @@ class CellRace:
 
 
 def seconds_to(target: float, curve: Sequence[Sequence[float]]) -> float | None:
-    """Return the seconds at the first test that reaches the target, if one does.
-
-    >>> seconds_to(0.9, [[1.5, 0.8], [3.0, 0.93], [4.5, 0.91]])
-    3.0
-    """
+    """Return the seconds at the first test that reaches the target, if one does."""
     return next((seconds for seconds, accuracy in curve if accuracy >= target), None)
 
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import convergence
+from benchmarks.convergence import recorded
 from benchmarks.drawing.pages import rewrite
 from benchmarks.drawing.style import PALETTE, docs_picture
 from benchmarks.drawing.tables import layout_in_words, markdown, percent, rate_in_words
-from benchmarks.jobs import DEFAULT, Layout, cluster_until_end, environment, module
+from benchmarks.jobs import DEFAULT, Layout, cluster_or_exit, environment, module
 from commlib import REDUCERS, Communicator, Network, Topology, make_reducer
 from commlib.transport import simulated
 from commlib.tuning import probe, tuner
@@ -76,8 +76,8 @@ def on_this_rank(comm: Communicator, cases: Sequence[tuple[int, float]]) -> None
 
 def measure() -> None:
     """Measure the cells that are not in the records yet."""
-    done = [each["cell"] for each in records()]
-    with cluster_until_end() as cluster:
+    done = [each["cell"] for each in recorded(RECORDS)]
+    with cluster_or_exit() as cluster:
         for layout, rate, delay, cases in CELLS:
             cell = {"layout": layout, "rate": rate, "delay_ms": delay}
             if cell in done:
@@ -91,10 +91,6 @@ def measure() -> None:
             line = {"cell": cell, **found, "machine": machine(), "command": command()}
             with RECORDS.open("a") as file:
                 file.write(json.dumps(line) + "\n")
-
-
-def records() -> list[dict[str, Any]]:
-    return convergence.recorded(RECORDS)
 
 
 # ---- Simulated ranks ----
@@ -191,7 +187,7 @@ class Group:
 @cache
 def groups() -> list[Group]:
     found = []
-    for record in records():
+    for record in recorded(RECORDS):
         ends = list(accumulate(record["profile"]["job"]["ranks_of_nodes"], initial=0))
         nodes = [range(low, high) for low, high in pairwise(ends)]
         for case in record["cases"]:
@@ -212,7 +208,7 @@ def virtual() -> list[tuple[Group, dict[Candidate, float]]]:
     by_name = {tuple(each.name): each for each in groups()}
     return [
         (by_name[tuple(name)], {Candidate(*row[:3]): row[3] for row in own})
-        for name, own in convergence.recorded(VIRTUAL)
+        for name, own in recorded(VIRTUAL)
     ]
 
 
@@ -220,20 +216,12 @@ def virtual() -> list[tuple[Group, dict[Candidate, float]]]:
 
 
 def off(ratios: Sequence[float]) -> str:
-    """Return how far ratios are from 1: the median.
-
-    >>> off([0.9, 1.2, 1.5])
-    '20 %'
-    """
+    """Return how far ratios are from 1: the median."""
     return percent(median(abs(each - 1) for each in ratios))
 
 
 def within(ratios: Sequence[float], limit: float) -> str:
-    """Return the share of the ratios that are off by at most ``limit``.
-
-    >>> within([0.8, 1.1, 1.5], 0.25)
-    '67 %'
-    """
+    """Return the share of the ratios that are off by at most ``limit``."""
     return percent(sum(abs(each - 1) <= limit for each in ratios) / len(ratios))
 
 

@@ -25,11 +25,6 @@ def test_all_stages_run_and_every_failure_is_reported_with_the_command_that_repe
     ]
 
 
-def test_the_output_of_stages_that_pass_ends_with_their_last_line():
-    result = run("echo checked", "sh -c 'echo dots; echo 5 passed'")
-    assert (result.returncode, result.stdout) == (0, "checked\ndots\n5 passed\n")
-
-
 def test_a_stage_that_was_started_beside_others_is_shown_and_judged_where_it_is_waited_for():
     result = run("start sh -c 'echo beside; exit 3'", "echo checked", "join", "echo 3 passed")
     assert result.stdout.splitlines() == [

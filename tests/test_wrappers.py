@@ -64,16 +64,6 @@ def test_clipping_neither_overflows_nor_underflows(ranks, magnitude):
         np.testing.assert_allclose(mean, [0.5 * magnitude, 0, 0, 0], rtol=1e-4)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_bad_number_passes_clipping_and_voids_the_step(ranks, bad):
-    def body(comm):
-        reducer = LocalClipping(everything(comm), norm=1.0)
-        mean = reducer.reduce(np.array([1, 2, bad if comm.rank == comm.size - 1 else 3, 4]))
-        return np.isnan(mean).all(), reducer.last.finite
-
-    assert ranks.run(body) == [(True, False)] * ranks.size
-
-
 # ------------------------------------------------------------- momentum correction
 
 
@@ -150,18 +140,6 @@ def test_velocities_are_what_is_not_lost(ranks, name):
         assert [mean.tobytes() for mean in means] == [mean.tobytes() for mean in seen[0][0]]
 
 
-def test_a_void_step_leaves_the_velocity_as_it_was(ranks):
-    def body(comm):
-        corrected, twin = (MomentumCorrection(everything(comm), 0.9, masking=False) for _ in range(2))
-        good, bad = np.array([1, 2, 3, 4]), np.array([1, 2, np.nan, 4])
-        corrected.reduce(good)
-        corrected.reduce(bad)
-        twin.reduce(good)
-        return corrected.reduce(good).tobytes() == twin.reduce(good).tobytes()
-
-    assert all(ranks.run(body))
-
-
 # ------------------------------------------------------------- density
 
 
@@ -234,26 +212,6 @@ def test_a_rank_that_did_not_change_its_density_is_named(ranks):
 
 
 # ------------------------------------------------------------- all together
-
-
-@WITH_THREE
-@pytest.mark.parametrize("name", SPARSE)
-def test_all_of_them_nested_restart_bitwise(ranks, name):
-    def make(comm):
-        reducer = make_reducer(name, Topology(comm, ranks_per_node=2), 500, density=0.02)
-        return LocalClipping(MomentumCorrection(reducer, 0.9), 3.0)
-
-    def body(comm):
-        first = make(comm)
-        for step in range(3):
-            first.reduce(drawn(500, comm.rank, step))
-        first.add_residual(drawn(500, comm.rank, 9))
-        restored = make(comm)
-        restored.load_state_dict(first.state_dict())
-        later = [drawn(500, comm.rank, step) for step in range(3, 7)]
-        return [first.reduce(each).tobytes() == restored.reduce(each).tobytes() for each in later]
-
-    assert ranks.run(body) == [[True] * 4] * ranks.size
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from benchmarks.draw_benchmarks import FOLDER, PAGES, ROWS, fingerprints, page
 from benchmarks.drawing.pages import Results, newest, with_block
 from benchmarks.jobs import record_of
 from tests.launching import DIGITS, ROOT
-from training.bench.record import Record, Seconds, code_of
+from training.bench.record import MEASURED, Record, Seconds, code_of
 from training.config.config import load
 
 README = FOLDER / "README.md"
@@ -59,6 +59,11 @@ def test_records_of_code_that_has_changed_since_are_told_from_those_of_todays():
     older = replace(today, more=today.more | {"code": code_of("cache")})
     for records, is_current in (([today], True), ([today, older], False), ([record], False)):
         assert Results("pto", FOLDER, records).is_current == is_current
+
+
+def test_selection_on_a_gpu_is_not_of_the_code_of_that_on_a_processor():
+    assert set(MEASURED["gpu_selection"]) - set(MEASURED["selection"]) == {"commlib/gpu"}
+    assert code_of("gpu_selection") != code_of("selection")
 
 
 @pytest.mark.slow

@@ -1,11 +1,12 @@
 """The records of docs/validation.md keep what the page is there to say."""
 
 from benchmarks import validate
+from benchmarks.convergence import recorded
 from commlib.tuning import tuner
 
 
 def test_all_that_auto_picks_from_is_measured_on_every_cluster():
-    assert [each["cell"] for each in validate.records()] == [
+    assert [each["cell"] for each in recorded(validate.RECORDS)] == [
         {"layout": layout, "rate": rate, "delay_ms": delay} for layout, rate, delay, _ in validate.CELLS
     ]
     for group in validate.groups():
