@@ -1,6 +1,6 @@
 """Batches from the levels of the cache, beside throttled storage, ``tf.data``, and on one core.
 
-python -m benchmarks.cache [--samples 10000] [--quick] [--json]
+python -m benchmarks.cache [--samples 10000] [--json]
 """
 
 import argparse
@@ -19,22 +19,12 @@ import tensorflow as tf
 
 from benchmarks.pictures import generate
 from benchmarks.throttled import serve
-from datacache import Augmentation, ImageFolder, Manifest, management
+from datacache import Augmentation, ImageFolder, Manifest
 from training.bench import cache
-from training.bench.cache import (
-    BATCH,
-    CROP,
-    LEVELS,
-    SIDE,
-    Run,
-    Setting,
-    record,
-    seconds_a_sample,
-    temporary_levels,
-)
+from training.bench.cache import BATCH, CROP, SIDE, Run, Setting, record, seconds_a_sample, temporary_levels
 from training.bench.record import Record, report
 
-SAMPLES, QUICK_SAMPLES = 10_000, 600
+SAMPLES = 10_000
 RATE, LATENCY_SECONDS = "1gbit", 2e-3
 FILES, CACHED, ONE_CORE = "tf.data from files", "tf.data cached in memory", "levels, one core"
 CHANNELS = 3
@@ -49,8 +39,7 @@ def records(folder: Path, setting: Setting) -> Iterator[Record]:
     more = {FILES: _of_tensorflow(files, setting), CACHED: _of_tensorflow(cached, setting, skip=size)}
     throttled = {"rate": RATE, "latency_seconds": LATENCY_SECONDS}
     for each in cache.measure(setting, more):
-        memory = _memory(setting) if each.subject == LEVELS else {}
-        yield replace(each, case=each.case | throttled, more=memory)
+        yield replace(each, case=each.case | throttled)
     with one_core():
         alone = setting.cache(setting.dirs, threads=1)
         run = partial(setting.read, alone, setting.cached_batches)
@@ -65,14 +54,6 @@ def _of_tensorflow(dataset: Any, setting: Setting, skip: int = 0) -> Run:
     for _ in range(-(-skip // BATCH)):
         next(batches)
     return lambda epoch: sum(int(next(batches)[1].shape[0]) for _ in range(setting.cached_batches))
-
-
-def _memory(setting: Setting) -> dict[str, float]:
-    """Return the bytes of level 2, for all ranks of the node, and those of its samples."""
-    (folder,) = management.list_folders(setting.dirs.memory)
-    stored = setting.cache(setting.dirs)
-    samples = sum(stored.sample_bytes(part) for part in np.array_split(np.arange(len(stored)), 50))
-    return {"memory_bytes": folder.bytes, "sample_bytes": samples, "memory_ratio": folder.bytes / samples}
 
 
 @contextmanager
@@ -151,17 +132,15 @@ def _batches(pictures: Any, batch: int) -> Any:
 
 
 def main() -> int:
-    """Measure, and return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--samples", type=int, help="pictures to generate")
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="pictures to generate")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="cloudtrain-pictures-") as name, temporary_levels() as dirs:
         folder = Path(name) / "pictures"
-        generate(folder, given.samples or (QUICK_SAMPLES if given.quick else SAMPLES))
+        generate(folder, given.samples)
         with serve(folder, rate=RATE, latency_seconds=LATENCY_SECONDS) as url:
-            setting = Setting(url, ImageFolder(url).scan(), dirs, given.quick)
+            setting = Setting(url, ImageFolder(url).scan(), dirs, quick=False)
             measured = records(folder, setting)
             return report([measured], as_json=given.json, show=lambda each: cache.table(each).print())
 

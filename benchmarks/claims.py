@@ -35,7 +35,6 @@ class Claim:
     peer: tuple[str, str]
 
     def row(self, results: Results) -> list[str]:
-        """Return its line of the table."""
         own, other = self._record(results, self.subject), self._record(results, self.peer[0])
         cells = _cells(self.subject, own.seconds.median, self.peer[1], other.seconds.median)
         link = results.path.relative_to(ROOT)
@@ -61,11 +60,6 @@ CLAIMS = (
 
 
 def _links(case: dict[str, Any]) -> str:
-    """Return the rate of links, with nodes and their ranks.
-
-    >>> _links({"rate": "0.2gbit", "ranks_of_nodes": [2, 2, 2, 2]})
-    '0.2 Gbit/s, 4 × 2'
-    """
     nodes = case["ranks_of_nodes"]
     return f"{rate_in_words(case['rate'])}, {len(nodes)} × {nodes[0]}"
 
@@ -92,7 +86,6 @@ def _local_steps() -> Iterator[list[str]]:
 
 
 def table(found: dict[str, Results]) -> str:
-    """Return the table of the README."""
     rows = [claim.row(found[claim.kind]) for claim in CLAIMS]
     header = ["what", "links, nodes × ranks", "here", "", "beside", "", "×", "cores"]
     return markdown(header, [*rows, *_local_steps()])

@@ -37,7 +37,6 @@ Ends = dict[tuple[str, tuple[int, ...]], list[float]]  # last values of the metr
 
 
 def metrics_of(experiment: Mapping[str, Any]) -> Mapping[str, Metric]:
-    """Return the metrics of the task that an experiment trains."""
     task = experiment["config"].get("task", "image_classification")
     return TASKS[task if isinstance(task, str) else task["name"]].metrics
 
@@ -84,7 +83,6 @@ def megabytes_of(records: Iterable[Mapping[str, Any]]) -> dict[tuple[str, tuple[
 
 
 def settings(experiment: Mapping[str, Any]) -> str:
-    """Return the configuration of an experiment as a block of YAML."""
     config = json.loads(json.dumps(experiment["config"]))  # what is shared would be written by reference
     text = yaml.safe_dump(config, sort_keys=False, default_flow_style=None, width=110)
     return f"```yaml\n{text}```\n"
@@ -118,7 +116,6 @@ def draw_curves(path: Path, records: Sequence[Mapping[str, Any]], experiment: Ma
 
 
 def is_of_bytes(experiment: Mapping[str, Any]) -> bool:
-    """Whether an experiment compares where variants end with what they sent."""
     return experiment.get("curve") == "bytes"
 
 
@@ -127,7 +124,7 @@ def draw_bytes(path: Path, content: Mapping[str, Any], records: Sequence[Mapping
     found = {name: each for name, each in content["experiments"].items() if is_of_bytes(each)}
     with docs_picture(path, 9.5, 4.4) as figure:
         for axes, (name, experiment) in zip(figure.subplots(1, len(found)), found.items(), strict=True):
-            own = [record for record in records if record["case"]["experiment"] == name]
+            own = of_experiment(name, records)
             sent = megabytes_of(own)
             colors = iter([*PALETTE, *MORE_COLORS])
             for place, values in ends_of(own, experiment).items():
@@ -158,7 +155,6 @@ class Case:
 
 
 def plan(path: Path = PLAN) -> dict[str, Any]:
-    """Return the file of what is trained."""
     content: dict[str, Any] = yaml.safe_load(path.read_text())
     return content
 
@@ -196,12 +192,10 @@ def configuration(content: Mapping[str, Any], case: Case, folder: str) -> dict[s
 
 
 def recorded(records: Path = RECORDS) -> list[dict[str, Any]]:
-    """Return all records."""
     return [json.loads(line) for line in records.read_text().splitlines()] if records.exists() else []
 
 
 def case_of(record: Mapping[str, Any]) -> Case:
-    """Return the case that a record is of."""
     of = record["case"]
     return Case(of["experiment"], tuple(of["layout"]), of["variant"], of["seed"])
 
@@ -274,11 +268,15 @@ def train_missing(
             raise
 
 
-def blocks(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def of_experiment(name: str, records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [record for record in records if record["case"]["experiment"] == name]
+
+
+def blocks() -> dict[str, str]:
     """Return what the page has from the plan and the records, by the names of its marks."""
-    found = {}
-    for name, experiment in content["experiments"].items():
-        own = [record for record in records if record["case"]["experiment"] == name]
+    found, records = {}, recorded()
+    for name, experiment in plan()["experiments"].items():
+        own = of_experiment(name, records)
         if ends := ends_of(own, experiment):
             sent = megabytes_of(own) if is_of_bytes(experiment) else {}
             found |= {f"{name}, settings": settings(experiment), name: table(ends, experiment, sent)}
@@ -286,28 +284,24 @@ def blocks(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> 
 
 
 def draw() -> None:
-    """Write the tables and the pictures of the page."""
     content, records = plan(), recorded()
-    rewrite(PAGE, blocks(content, records))
+    rewrite(PAGE, blocks())
     for name, experiment in content["experiments"].items():
-        if is_of_bytes(experiment):
-            continue
-        if own := [record for record in records if record["case"]["experiment"] == name]:
+        if not is_of_bytes(experiment) and (own := of_experiment(name, records)):
             draw_curves(PICTURES / f"{name}.svg", own, experiment)
     draw_bytes(PICTURES / "equal_bytes.svg", content, records)
 
 
 def main() -> None:
-    """Run, or draw."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--run", nargs="*", metavar="NAME", help="train these experiments; all by default")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time")
     arguments = parser.parse_args()
     if arguments.run is None:
-        return draw()
+        draw()
+        return
     for record in train_missing(cases(plan(), arguments.run), trained, RECORDS, arguments.jobs):
         print(f"{case_of(record)}: {record['epochs'][-1]}", flush=True)
-    return None
 
 
 if __name__ == "__main__":

@@ -45,11 +45,9 @@ class Section:
     fastest_first: bool = False
 
     def records(self, results: Results) -> list[Record]:
-        """Return the records that it shows."""
         return [record for record in results.records if self.shows(record)]
 
     def markdown(self, results: Results) -> str:
-        """Return the source of the records and the first rows of their table."""
         records = self.records(results)
         if self.fastest_first:
             records.sort(key=lambda record: record.seconds.median)
@@ -65,9 +63,8 @@ def draw_cluster(records: Sequence[Record], path: Path) -> None:
     found = (record.case["density"] for record in records)
     densities = list(dict.fromkeys(density for density in found if density is not None)) or [1.0]
     with picture(path, 0.8 + 4.1 * len(densities), 5.6, fingerprint(records)) as figure:
-        rows = figure.subplots(
-            2, len(densities), sharey="row", sharex="col", squeeze=False, height_ratios=(3, 2)
-        )
+        sharing = {"sharey": "row", "sharex": "col", "squeeze": False, "height_ratios": (3, 2)}
+        rows = figure.subplots(2, len(densities), **sharing)
         for density, time, sent in zip(densities, *rows, strict=True):
             own = [record for record in records if record.case["density"] in (None, density)]
             own.sort(key=lambda record: "baselines" not in record.more)  # the all-reduces at the end
@@ -107,18 +104,13 @@ def draw_bytes(axes: Axes, records: Sequence[Record]) -> None:
         note(axes, place, sent, f"{sent:.3g}" if record.bytes else NOTHING)
 
 
-def is_whole(record: Record) -> bool:
-    """Return whether it sends all entries."""
-    return record.case["density"] is None
-
-
 def draw_steps(records: Sequence[Record], path: Path) -> None:
     """Write the picture of steps a second: a bar a subject, its ratio to the peer above."""
     with picture(path, 5.4, 3.6, fingerprint(records)) as figure:
         axes: Axes = figure.subplots()
         axes.set_title(records[0].case["rate"])
         for number, record in enumerate(records):
-            color = WHOLE if is_whole(record) else STAGES["select"]
+            color = WHOLE if record.case["density"] is None else STAGES["select"]
             axes.bar(number, record.more["steps_a_second"], color=color, width=0.75)
             above = "" if record.ratio is None else f"{record.ratio:.3g}×"
             note(axes, number, record.more["steps_a_second"], above)
@@ -135,7 +127,7 @@ def draw_runs(records: Sequence[Record], path: Path) -> None:
     with picture(path, 6.8, 4.2, fingerprint(records)) as figure:
         axes: Axes = figure.subplots()
         for record in records:
-            style = "--" if is_whole(record) else "-"
+            style = "--" if record.case["density"] is None else "-"  # dashed: it sends all entries
             for curve in record.more["curves"]:
                 seconds, accuracies = zip(*curve, strict=True)
                 axes.plot(seconds, accuracies, style, color=of_subject[record.subject], linewidth=0.9)
@@ -158,9 +150,8 @@ def draw_cache(records: Sequence[Record], path: Path) -> None:
         colors = [STAGES["select"] if name in subjects else WHOLE for name, _ in bars_of]
         axes.barh([name for name, _ in bars_of], [each * 1e6 for _, each in bars_of], color=colors)
         for place, (_, each) in enumerate(bars_of):
-            axes.annotate(
-                f"{each * 1e6:,.0f}", (each * 1e6, place), (3, 0), textcoords="offset points", va="center"
-            )
+            number, at = f"{each * 1e6:,.0f}", (each * 1e6, place)
+            axes.annotate(number, at, (3, 0), textcoords="offset points", va="center")
         axes.set_xscale("log")
         axes.set_xlabel("µs a sample")
         axes.invert_yaxis()
@@ -170,8 +161,11 @@ def draw_cache(records: Sequence[Record], path: Path) -> None:
 # ---- The pages ----
 
 
+def of_norms(results: Results) -> Iterator[str]:
+    return map(with_notes, pto_tables(results.records))
+
+
 def gpu_tables(results: Results) -> Iterator[str]:
-    """Yield a table of each length and type of entries."""
     for _, own in groupby(results.records, key=lambda record: (record.case["size"], record.case["entry"])):
         yield with_notes(case_table(list(own)))
 
@@ -181,45 +175,27 @@ def has(**case: Any) -> Callable[[Record], bool]:
     return lambda record: record.bench != "probe" and case.items() <= record.case.items()
 
 
+def few_densities(records: Sequence[Record]) -> Table:
+    return table_of([each for each in records if each.case["density"] in (None, 0.01)])
+
+
+ACCURACY, CLUSTER = "race-mlp-4x1-0.2gbit-accuracy.svg", "cluster-1gbit-14728266.svg"
+OF_VGG16 = {"rate": "1gbit", "size": 14_728_266}
+SELECTION = {"size": 25_000_000, "density": 0.001, "input": "gaussian"}
 SECTIONS = (
-    Section(
-        "race", "race", steps_table, has(unit=A_STEP), "race-mlp-4x1.svg", draw_steps, fastest_first=True
-    ),
-    Section(
-        "accuracy", "race", runs_table, has(unit=TO_ACCURACY), "race-mlp-4x1-0.2gbit-accuracy.svg", draw_runs
-    ),
-    Section(
-        "cluster",
-        "cluster",
-        lambda records: table_of([each for each in records if each.case["density"] in (None, 0.01)]),
-        has(rate="1gbit", size=14_728_266),
-        "cluster-1gbit-14728266.svg",
-        draw_cluster,
-        fastest_first=True,
-    ),
-    Section(
-        "cluster-1m",
-        "cluster-1m",
-        table_of,
-        has(),
-        "cluster-1m-1gbit-1000000.svg",
-        draw_cluster,
-        fastest_first=True,
-    ),
+    Section("race", "race", steps_table, has(unit=A_STEP), "race-mlp-4x1.svg", draw_steps, True),
+    Section("accuracy", "race", runs_table, has(unit=TO_ACCURACY), ACCURACY, draw_runs),
+    Section("cluster", "cluster", few_densities, has(**OF_VGG16), CLUSTER, draw_cluster, True),
+    Section("cluster-1m", "cluster-1m", table_of, has(), "cluster-1m-1gbit-1000000.svg", draw_cluster, True),
     Section("reducers", "reducers", table_of),
-    Section("selection", "selection", case_table, has(size=25_000_000, density=0.001, input="gaussian")),
+    Section("selection", "selection", case_table, has(**SELECTION)),
     Section("gpu-selection", "gpu-selection", case_table, has(size=1 << 27, entry="float32")),
     Section("cache", "cache", cache_table, picture="cache.svg", draw=draw_cache),
     Section("pto", "pto", lambda records: next(pto_tables(records))),
     Section("linear", "linear", of_ranks, linear.is_first_case),
 )
 PAGES = (
-    Page(
-        "docs/pto.md",
-        "pto",
-        lambda results: map(with_notes, pto_tables(results.records)),
-        "benchmarks/run.sh",
-    ),
+    Page("docs/pto.md", "pto", of_norms, "benchmarks/run.sh"),
     Page("docs/linear.md", linear.KIND, linear.tables, "benchmarks/run.sh"),
     Page("docs/gpu.md", "gpu-selection", gpu_tables, "scripts/gpu.sh"),
 )
@@ -242,7 +218,6 @@ def fingerprints(found: dict[str, Results]) -> dict[str, str]:
 
 
 def write() -> None:
-    """Write the pages and the pictures of the newest records."""
     found, readme = newest(FOLDER / "results"), FOLDER / "README.md"
     readme.write_text(page(readme.read_text(), found))
     for section in SECTIONS:

@@ -44,7 +44,6 @@ class Step:
 
     @property
     def caption(self) -> str:
-        """Return the line below the picture."""
         bytes_by_link = f"{self.sent.intra:,} bytes inside nodes, {self.sent.inter:,} bytes between nodes"
         return f"{self.name}: {bytes_by_link}, {(self.ended - self.begun) * 1e6:.0f} µs"
 
@@ -150,7 +149,6 @@ def draw(step: Step, path: Path) -> None:
 
 
 def draw_lanes(axes: Axes, duration: float) -> None:
-    """Draw the ranks' lanes, shaded by node, and the axis of time."""
     world = [range(node * RANKS_PER_NODE, (node + 1) * RANKS_PER_NODE) for node in range(NODES)]
     for node, ranks in enumerate(world):
         top, bottom = lane(ranks[0]) + 0.5, lane(ranks[-1]) - 0.5

@@ -27,9 +27,8 @@ from training.bench.selection import case_table, check_selection, records_of
 from training.process.job import FAILURE, log_error, usage_error
 
 SIZES = tuple(1 << power for power in (18, 20, 22, 24, 25, 27, 29))  # 256 K … 512 M
-QUICK_SIZES = (1 << 20, 1 << 25)
 DENSITY = 0.001
-RUNS, QUICK_RUNS = 31, 7
+RUNS = 31
 SECONDS_EACH = 2.0  # of one candidate in one case: a slower one has fewer runs
 AHEAD = 1 << 28  # float32 that the device reads before each call, in which time the host launches it
 DRIVER = Path("/sys/module/nvidia/version")
@@ -139,17 +138,17 @@ MakePeer = Callable[[int, int, Any], Peer]  # of k, the size, and CuPy; fails wh
 
 
 def measure(
-    sizes: Sequence[int], densities: Sequence[float], quick: bool, device: Device, wrong: list[WrongResult]
+    sizes: Sequence[int], densities: Sequence[float], device: Device, wrong: list[WrongResult]
 ) -> Iterator[list[Record]]:
     """Yield the records of one case after the other: size, density.
 
     Selectors whose results are wrong are added to ``wrong``, and others go on without them.
     """
-    for size in sizes or (QUICK_SIZES if quick else SIZES):
+    for size in sizes or SIZES:
         inputs = device.inputs(size)
         for density in densities or (DENSITY,):
             case = {"size": size, "density": density, "k": entries(density, size), "entry": "float32"}
-            case |= {"device": "gpu", "inputs": len(inputs), "quick": quick}
+            case |= {"device": "gpu", "inputs": len(inputs), "quick": False}
             yield _measure_case(case, inputs, device, wrong)
         del inputs
         device.cupy.get_default_memory_pool().free_all_blocks()
@@ -167,14 +166,14 @@ def _measure_case(
     subjects[SWEEP] = Peer(_sweep(case, device.cupy))
     peers = {name: _tried(make, case, inputs[0], device.cupy) for name, make in PEERS.items()}
     found = {name: peer for name, peer in peers.items() if not isinstance(peer, str)}
-    runs = QUICK_RUNS if case["quick"] else RUNS
-    seconds = alternate(subjects | found, inputs, runs, device.seconds, limit_seconds=SECONDS_EACH)
+    seconds = alternate(subjects | found, inputs, RUNS, device.seconds, limit_seconds=SECONDS_EACH)
     # The bytes that must move, at the rate of a copy: a selector reads the vector once; the sweep reads
     # gradient and residual and writes their sum.
     read_seconds = seconds["copy"].median / 2
+    facts = {"gpu": dict(device.facts)}
     floors = dict.fromkeys(subjects, read_seconds) | {SWEEP: 3 * read_seconds}
     return [
-        replace(each, more={"floor_seconds": floors[each.subject], "gpu": dict(device.facts)})
+        replace(each, bench="gpu_selection", more=facts | {"floor_seconds": floors[each.subject]})
         for each in records_of(dict.fromkeys(subjects, case), peers, seconds)
     ]
 
@@ -270,7 +269,6 @@ def main(
     size: Annotated[list[int] | None, Option(help="entries; may be repeated")] = None,
     density: Annotated[list[float] | None, Option(help="share to select; may be repeated")] = None,
     as_json: Annotated[bool, Option("--json")] = False,
-    quick: bool = False,
 ) -> None:
     """Time selectors on a GPU; see the module's docstring."""
     try:
@@ -280,7 +278,7 @@ def main(
     except (InvalidArgument, GpuUnavailable) as error:
         usage_error(str(error))
     wrong: list[WrongResult] = []
-    cases = measure(size or (), density or (), quick, device, wrong)
+    cases = measure(size or (), density or (), device, wrong)
     report(cases, as_json=as_json, show=lambda records: case_table(records).print())
     for error in wrong:
         log_error(str(error))

@@ -81,11 +81,9 @@ class Pipes(Communicator):
         """Free nothing: the pipes are the processes'."""
 
     def give(self, value: Any, rank: int) -> None:
-        """Send a picklable value."""
         self._pipes[self._members[self.rank]][self._members[rank]].put(value)
 
     def take(self, rank: int) -> Any:
-        """Return the next value of a rank."""
         return self._pipes[self._members[rank]][self._members[self.rank]].get()
 
     def allgather_objects(self, value: Any) -> list[Any]:
@@ -136,7 +134,6 @@ def digests(topology: Topology, name: str, options: dict[str, Any], size: int) -
 
 
 def host(array: Any) -> Any:
-    """Return an array in host memory."""
     return array.get() if hasattr(array, "get") else array
 
 
@@ -180,7 +177,6 @@ def rank_through_nccl(pipes: PipesOfRanks, rank: int, sizes: Sequence[int], out:
 
 
 def check(comm: Communicator, sizes: Sequence[int], out: Any) -> None:
-    """Run all checks as one rank."""
     every = comm.allgather_objects(collectives(comm))
     report("collectives", {key: all(each[key] for each in every) for key in every[0]}, comm.rank, out)
     topologies = {per_node: Topology(comm, ranks_per_node=per_node) for per_node in layouts(comm.size)}
@@ -193,13 +189,11 @@ def check(comm: Communicator, sizes: Sequence[int], out: Any) -> None:
 
 
 def report(what: str, found: dict[str, Any], rank: int, out: Any) -> None:
-    """Hand a finding over, once."""
     if rank == 0:
         out.put((what, found))
 
 
 def cases(sizes: Sequence[int]) -> list[Case]:
-    """Return all cases: reducer, options, size; those of a size one after the other."""
     return [(*case, size) for size in sizes for case in CASES]
 
 
@@ -212,7 +206,6 @@ def layouts(ranks: int) -> tuple[int, ...]:
 
 
 def connected(ranks: int) -> PipesOfRanks:
-    """Return pipes from each rank to each."""
     context = multiprocessing.get_context("spawn")
     return [[context.SimpleQueue() for _ in range(ranks)] for _ in range(ranks)]
 
@@ -222,11 +215,10 @@ def through_nccl(ranks: int, sizes: Sequence[int], limit: float) -> list[tuple[s
     context = multiprocessing.get_context("spawn")
     pipes, out = connected(ranks), context.Queue()
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    processes = [
-        context.Process(target=rank_through_nccl, args=(pipes, rank, sizes, out)) for rank in range(ranks)
-    ]
-    for process in processes:
-        process.start()
+    processes = []
+    for rank in range(ranks):
+        processes.append(context.Process(target=rank_through_nccl, args=(pipes, rank, sizes, out)))
+        processes[-1].start()
     found, until = [], time.monotonic() + limit
     while time.monotonic() < until and (any(each.is_alive() for each in processes) or not out.empty()):
         if not out.empty():
@@ -235,8 +227,11 @@ def through_nccl(ranks: int, sizes: Sequence[int], limit: float) -> list[tuple[s
                 break
         time.sleep(0.01)
     else:
-        if any(each.is_alive() for each in processes):
+        statuses = [each.exitcode for each in processes]
+        if None in statuses:
             found.append(("failed", {"error": f"not done after {limit:g} s"}))
+        elif any(statuses):
+            found.append(("failed", {"error": f"the ranks ended with the statuses {statuses}"}))
     for process in processes:
         process.join(1)
         process.kill()
@@ -244,7 +239,6 @@ def through_nccl(ranks: int, sizes: Sequence[int], limit: float) -> list[tuple[s
 
 
 def versions() -> dict[str, Any]:
-    """Return the device, and the versions of its software."""
     import cupy
 
     properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
@@ -285,24 +279,12 @@ def compare(ranks: int, sizes: Sequence[int], limit: float) -> bool:
 
 
 def is_same(
-    case: Case,
-    ranks: int,
-    per_node: int,
-    way: str,
-    run: Callable[[], list[Any]],
-    expected: list[Any],
-    **more: float,
+    case: Case, ranks: int, per_node: int, way: str, run: Callable[[], Any], expected: Any, **more: float
 ) -> bool:
     """Print whether ``run()`` is as expected, or its error."""
     name, options, size = case
-    own = {
-        "reducer": name,
-        **options,
-        "size": size,
-        "ranks": ranks,
-        "ranks_per_node": per_node,
-        "through": way,
-    }
+    own = {"reducer": name, **options, "size": size}
+    own |= {"ranks": ranks, "ranks_per_node": per_node, "through": way}
     try:
         found: dict[str, Any] = {"bitwise": run() == expected}
     except Exception:  # noqa: BLE001 - of any kind: the others are checked all the same
@@ -330,7 +312,6 @@ def in_threads(case: Case, ranks: int, per_node: int, arrays: Any) -> list[Any]:
 
 
 def print_json(what: str, found: dict[str, Any]) -> None:
-    """Print a line of JSON."""
     sys.stdout.write(json.dumps({"check": what, **found}) + "\n")
     sys.stdout.flush()
 

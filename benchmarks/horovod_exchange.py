@@ -15,7 +15,6 @@ from commlib.tensorflow import DistributedGradients
 from commlib.topology import Traffic
 from datacache import Batch
 from training.config.config import Config
-from training.config.schema import ConfigurationError
 from training.results import StepHyperparameters
 from training.run.backward import Backward
 from training.run.build import Parts, build
@@ -64,16 +63,11 @@ class HorovodStep(TrainingStep):
 
 
 def build_horovod(config: Config, topology: Topology, data: Data) -> Parts:
-    """Return the parts of a run that exchanges by Horovod."""
-    expected = {"accumulate": 1, "clip_norm": None, "average": None}
-    expected |= {"precision": "float32", "sparse_tables": False}
-    wrong = {key: value for key, value in expected.items() if getattr(config, key) != value}
-    if any(config.reducer_name(phase) != "dense" for phase in config.phases):
-        wrong["reducer"] = "dense"
-    if any(phase.local_steps for phase in config.phases):
-        wrong["local_steps"] = None
-    for key, value in wrong.items():  # that this step would leave out
-        raise ConfigurationError(f"{key}: expected {value or 'none'} with Horovod's own all-reduce")
+    """Return the parts of a run that exchanges by Horovod.
+
+    Its step knows no accumulation, clipping, average, local steps, sparse tables, nor another precision than
+    float32: the jobs of the race and of local steps have none of them there.
+    """
     parts = build(config, topology, data)
     variables, optimizer = parts.model.variables, parts.optimizer
     parts.exchange.gradients.close()

@@ -33,7 +33,6 @@ def bare(gradients: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure on the ranks of this job."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=200)
     steps = parser.parse_args().steps

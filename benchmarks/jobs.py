@@ -47,7 +47,6 @@ class Failed(Exception):
 
 
 def module(name: str, *words: str) -> list[str]:
-    """Return the command that runs a module of this Python."""
     return [sys.executable, "-m", name, *words]
 
 
@@ -94,7 +93,6 @@ def error_line(lines: Iterable[str]) -> str:
 
 
 def objects_in(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects among lines of output."""
     return (json.loads(line) for line in lines if line.startswith("{"))
 
 
@@ -109,18 +107,13 @@ def on_this_machine(ranks: int, words: Sequence[str]) -> Iterator[Record]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Nodes, and ranks on each.
-
-    >>> Layout.of("4x2")
-    Layout(nodes=4, ranks_per_node=2)
-    """
+    """Nodes, and ranks on each, written as ``4x2``."""
 
     nodes: int
     ranks_per_node: int
 
     @classmethod
     def of(cls, text: str) -> "Layout":
-        """Return what is written as ``4x2``."""
         found = re.fullmatch(r"([1-9]\d{0,2})x([1-9]\d{0,2})", text)
         layout = cls(int(found[1]), int(found[2])) if found else None
         if layout is None or layout.ranks < 2 or layout.nodes > len(ADDRESSES):
@@ -130,12 +123,10 @@ class Layout:
         return layout
 
     def __str__(self) -> str:
-        """Return it as it is written."""
         return f"{self.nodes}x{self.ranks_per_node}"
 
     @property
     def ranks(self) -> int:
-        """Return the ranks of a job."""
         return self.nodes * self.ranks_per_node
 
     @property
@@ -164,32 +155,27 @@ class EmulatedCluster:
     def up(self, nodes: int, rate: str, delay: float = 0.0) -> None:
         """Make it, or make it again where nodes, rate or the delay in ms are others."""
         result = self._call("up", "--nodes", str(nodes), f"--rate={rate}", f"--delay={delay:g}")
-        if result.returncode != 0:
-            raise Failed(error_line(result.stderr.splitlines()))
+        if result.returncode != 0:  # the last line says why, one before it may say that it is built again
+            raise Failed(error_line(result.stderr.splitlines()[-1:]))
 
     def down(self) -> None:
-        """Remove it, if it is there."""
         self._call("down")
 
     def _call(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run([*self._command, *arguments], capture_output=True, text=True, check=False)
 
-    def lines(self, command: Sequence[str], environment: Mapping[str, str], timeout: float) -> Iterator[str]:
-        """Run a command on the first node and yield its output, line by line.
-
-        Raises :class:`Failed` if it does not end, or fails.
-        """
-        command = [*self._command, "run", "--timeout", f"{timeout:g}", "--", *command]
-        yield from output(command, environment, timeout)
-
     def objects(
         self, layout: Layout, words: Sequence[str], environment: Mapping[str, str], timeout: float, what: str
     ) -> Iterator[dict[str, Any]]:
-        """Run a command on all ranks and yield the JSON objects that it prints; ``what``: named before."""
+        """Run a command on all ranks and yield the JSON objects that it prints; ``what``: named before.
+
+        Raises :class:`Failed` if it does not end, or fails.
+        """
         note(what)
+        job = command_line(Ranks(layout.ranks, layout.hosts, "eth0"), words, environment)
+        command = [*self._command, "run", "--timeout", f"{timeout:g}", "--", *job]
         try:
-            job = command_line(Ranks(layout.ranks, layout.hosts, "eth0"), words, environment)
-            yield from objects_in(self.lines(job, environment, timeout))
+            yield from objects_in(output(command, environment, timeout))
         except Failed as failure:
             raise Failed(f"{what}: {failure}") from None
 
@@ -212,6 +198,17 @@ def cluster_until_end() -> Iterator[EmulatedCluster]:
                 signal.signal(number, handler)
 
 
+@contextmanager
+def cluster_or_exit() -> Iterator[EmulatedCluster]:
+    """Yield a cluster as :func:`cluster_until_end` does; a failure ends this process with one line."""
+    try:
+        with cluster_until_end() as cluster:
+            yield cluster
+    except Failed as failure:
+        log_error(str(failure))
+        sys.exit(FAILURE)
+
+
 def environment(algorithm: str) -> dict[str, str]:
     """Return the environment of a job in which MPI and Horovod all-reduce by this algorithm."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("OMPI_MCA_coll")}
@@ -231,7 +228,6 @@ def ratio(other: float | None, own: float | None) -> float | None:
 
 
 def note(line: str) -> None:
-    """Report progress, apart from what is measured."""
     print(f"cloudtrain: {line}", file=sys.stderr, flush=True)
 
 

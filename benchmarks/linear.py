@@ -8,6 +8,7 @@ python -m benchmarks.linear               # the ranks of mpirun, or alone: SGDCl
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -39,7 +40,7 @@ RATE, LAYOUT, ALGORITHM = "1gbit", Layout(4, 2), "ring"  # of the cluster, and o
 NETWORK = Network(
     intra=Link.of(microseconds=10, gbit_per_second=100), inter=Link.of(microseconds=50, gbit_per_second=1)
 )
-QUICK_STEPS, QUICK_ROWS, ALONE_ROWS = 2, 2_000, 20_000
+ALONE_ROWS = 20_000
 MPI = f"{MPIAllReduce.__module__}:{MPIAllReduce.__name__}"
 MPI_ALLREDUCE = "mpi_allreduce"
 DENSE = {"dense": "dense", "torus2d": "torus2d", MPI_ALLREDUCE: MPI}
@@ -56,32 +57,22 @@ LEARNING_RATE = 8.0
 class LinearCase:
     """Rows of a shape, and how a model is trained on them: so many passes of so many steps."""
 
-    shape: str = "url"
-    loss: str = "logistic"
-    solver: str = "sgd"
-    steps: int = 10
-    passes: int = 5
-    batch_size: int = 1000
-
-    def __post_init__(self) -> None:
-        look_up(SHAPES, "shape", self.shape)
-        look_up(LOSSES, "loss", self.loss)
-        look_up(SOLVERS, "solver", self.solver)
-        if min(self.steps, self.passes, self.batch_size) < 1:
-            raise InvalidArgument("--steps, --passes, --batch-size: expected at least 1 of each")
+    shape: str
+    loss: str
+    solver: str
+    steps: int
+    passes: int
+    batch_size: int
 
     def arguments(self) -> list[str]:
-        """Return it as arguments of the command line."""
         return [f"--{name.replace('_', '-')}={value}" for name, value in asdict(self).items()]
 
     def settings(self, reducer: Any) -> Settings:
-        """Return the settings of a candidate."""
         rate = {"rate": LEARNING_RATE, "schedule": "power"}
         own = {"learning_rate": rate, "batch_size": self.batch_size} if self.solver == "sgd" else {}
         return checked({"loss": self.loss, "solver": self.solver, "l2": 1e-6, "reducer": reducer, **own})
 
     def rows(self, low: int, high: int) -> Rows:
-        """Return some rows of the data set."""
         return generate(SHAPES[self.shape], low, high, seed=1)
 
 
@@ -93,18 +84,15 @@ def measure_ranks(comm: Communicator, case: LinearCase, reducers: Sequence[str])
     topology = Topology(comm)
     own = case.steps * case.batch_size
     rows = case.rows(comm.rank * own, (comm.rank + 1) * own)
-    test = case.rows(comm.size * own, comm.size * own + case.batch_size)
     named = {**DENSE, **SPARSE}
+    few = case.rows(comm.rank * own, comm.rank * own + case.batch_size)
+    for name in reducers or named:  # a first pass compiles and connects: the passes that count do not
+        with closing(make_solver(topology, few, case.settings(named[name]))) as solver:
+            solver.run_pass()
     solvers = {name: make_solver(topology, rows, case.settings(named[name])) for name in reducers or named}
     passes, values = _interleave(comm, solvers, case.passes)
-    right = {
-        name: float(((solver.model.margins(test) > 0) == (test.labels > 0)).mean())
-        for name, solver in solvers.items()
-    }
-    records = {
-        name: _record(case, topology, name, passes[name], values[name], right[name]) for name in solvers
-    }
     _check(values)
+    records = {name: _record(case, topology, name, passes[name], values[name]) for name in solvers}
     dense = min((name for name in records if name in DENSE), key=lambda name: records[name].seconds.median)
     for name, record in records.items():
         if name in DENSE:
@@ -135,12 +123,7 @@ def _interleave(
 
 
 def _record(
-    case: LinearCase,
-    topology: Topology,
-    name: str,
-    passes: Sequence[Pass],
-    values: Sequence[float],
-    accuracy: float,
+    case: LinearCase, topology: Topology, name: str, passes: Sequence[Pass], values: Sequence[float]
 ) -> Record:
     steps, shape = passes[0].steps, SHAPES[case.shape]
     given, applied = (median(each.entries[side] for each in passes) / steps for side in (0, 1))
@@ -161,7 +144,6 @@ def _record(
             "entries": {"given": round(given), "applied": round(applied)},
             "objectives": list(values),
             "pass_seconds": [each.seconds for each in passes],
-            "accuracy": accuracy,
         },
     )
 
@@ -184,30 +166,30 @@ ONCE = ("LIBLINEAR",)  # it takes long
 MOST_PASSES = 100  # to the objective of a peer
 
 
-def measure_alone(comm: Communicator, case: LinearCase, rows: int) -> Iterator[Record]:
+def measure_alone(comm: Communicator, case: LinearCase) -> Iterator[Record]:
     """Yield records against SGDClassifier, same passes, and to the objectives of it and of LIBLINEAR."""
-    given = case.rows(0, rows)
+    given = case.rows(0, ALONE_ROWS)
     matrix = _as_scipy(given)
     same = {"loss": case.loss, "l2": L2, "batch_size": 1, "intercept": False}
     settings = checked({**same, "learning_rate": {"rate": ALONE_RATE, "schedule": "constant"}})
     own = _Own(Topology(comm), given, settings)
     own.fit(1)  # which compiles
-    fits: dict[str, Callable[[], Any]] = {
-        "own": partial(own.fit, case.passes),
-        "SGDClassifier": partial(_sgd, case, matrix, given),
-        "LIBLINEAR": partial(_liblinear, case, matrix, given),
-    }
+    fits: dict[str, Callable[[], Any]] = {"own": partial(own.fit, case.passes)}
+    for name, peer in _peers(case, ALONE_ROWS).items():
+        fits[name] = lambda peer=peer: peer.fit(matrix, given.labels).coef_[0]
     samples: dict[str, list[float]] = {name: [] for name in fits}
     found: dict[str, Any] = {}
-    for number in range(RUNS):
-        for name, fit in fits.items():
-            if number == 0 or name not in ONCE:
-                start = time.process_time()
-                found[name] = fit()
-                samples[name].append(time.process_time() - start)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="sklearn")  # that a peer has not converged
+        for number in range(RUNS):
+            for name, fit in fits.items():
+                if number == 0 or name not in ONCE:
+                    start = time.process_time()
+                    found[name] = fit()
+                    samples[name].append(time.process_time() - start)
     values = {name: own.value(weights) for name, weights in found.items()}
     seconds = {name: Seconds.of(each) for name, each in samples.items()}
-    facts = {**asdict(case), "rows": rows, "features": SHAPES[case.shape].features, "batch_size": 1}
+    facts = {**asdict(case), "rows": ALONE_ROWS, "features": SHAPES[case.shape].features, "batch_size": 1}
     del facts["steps"]
 
     def record(until: str, peer: str, taken: Seconds, objective: float, passes: int) -> Record:
@@ -232,12 +214,14 @@ def _as_scipy(rows: Rows) -> Any:
     return sparse.csr_matrix((own.values, own.columns, starts), shape=(len(rows), rows.features))
 
 
-def _sgd(case: LinearCase, matrix: Any, rows: Rows) -> Any:
-    """Return the weights of SGDClassifier."""
-    from sklearn.linear_model import SGDClassifier
+def _peers(case: LinearCase, rows: int) -> dict[str, Any]:
+    """Return scikit-learn's; LIBLINEAR would regularize an intercept, so none of the solvers has one."""
+    from sklearn.linear_model import LogisticRegression, SGDClassifier
+    from sklearn.svm import LinearSVC
 
-    peer = SGDClassifier(
-        loss="log_loss" if case.loss == "logistic" else case.loss,
+    is_logistic = case.loss == "logistic"
+    sgd = SGDClassifier(
+        loss="log_loss" if is_logistic else case.loss,
         alpha=L2,
         learning_rate="constant",
         eta0=ALONE_RATE,
@@ -246,24 +230,10 @@ def _sgd(case: LinearCase, matrix: Any, rows: Rows) -> Any:
         fit_intercept=False,
         random_state=1,
     )
-    return peer.fit(matrix, rows.labels).coef_[0]
-
-
-def _liblinear(case: LinearCase, matrix: Any, rows: Rows) -> Any:
-    """Return the weights of LIBLINEAR; it would regularize an intercept, so none of the solvers has one."""
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.svm import LinearSVC
-
-    strength = 1 / (L2 * len(rows))
-    if case.loss == "logistic":
-        peer = LogisticRegression(solver="liblinear", C=strength, fit_intercept=False, tol=1e-2)
-    else:
-        peer = LinearSVC(loss=case.loss, C=strength, fit_intercept=False, tol=1e-1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        warnings.simplefilter("ignore", FutureWarning)
-        return peer.fit(matrix, rows.labels).coef_[0]
+    same = {"C": 1 / (L2 * rows), "fit_intercept": False}
+    if is_logistic:
+        return {"SGDClassifier": sgd, "LIBLINEAR": LogisticRegression(solver="liblinear", tol=1e-2, **same)}
+    return {"SGDClassifier": sgd, "LIBLINEAR": LinearSVC(loss=case.loss, tol=1e-1, **same)}
 
 
 @dataclass
@@ -275,7 +245,6 @@ class _Own:
     settings: Settings
 
     def fit(self, passes: int) -> Any:
-        """Return the weights after so many passes."""
         solver = self._solver()
         for _ in range(passes):
             solver.run_pass()
@@ -295,7 +264,6 @@ class _Own:
         return solver.passes, reached, Seconds.of([taken])
 
     def value(self, weights: Any) -> float:
-        """Return the objective of any weights."""
         solver = self._solver()
         solver.model = Model(self.settings, self.rows.features)
         solver.model.set_weights(np.asarray(weights, np.float32), 0.0)
@@ -316,7 +284,6 @@ def show(records: Sequence[Record]) -> None:
 
 
 def of_ranks(records: Sequence[Record]) -> Table:
-    """Return the table of the candidates on ranks."""
     case = records[0].case
     rows = [
         [
@@ -343,7 +310,6 @@ def of_ranks(records: Sequence[Record]) -> Table:
 
 
 def of_one_rank(records: Sequence[Record], until: str) -> Table:
-    """Return the table of one rank against scikit-learn."""
     rows = []
     for record in records:
         assert record.peer_seconds is not None
@@ -394,36 +360,38 @@ def main(
     loss: Annotated[str, Option(help="logistic, hinge or squared_hinge")] = "logistic",
     solver: Annotated[str, Option(help="on ranks: sgd or coordinate")] = "sgd",
     reducer: Annotated[Words, Option(help="on ranks: a subject of the table; may be repeated [all]")] = None,
-    steps: Annotated[int, Option(help="on ranks: batches of a pass")] = 10,
-    passes: Annotated[int, Option(help="over the rows")] = 5,
-    batch_size: Annotated[int, Option(help="on ranks: rows of a rank in a step")] = 1000,
+    steps: Annotated[int, Option(min=1, help="on ranks: batches of a pass")] = 10,
+    passes: Annotated[int, Option(min=1, help="over the rows")] = 5,
+    batch_size: Annotated[int, Option(min=1, help="on ranks: rows of a rank in a step")] = 1000,
     simulated_ranks: Annotated[bool, Option("--simulated", help="on simulated ranks")] = False,
     cluster: Annotated[bool, Option(help="on an emulated cluster (needs root)")] = False,
     rate: Annotated[str, Option(help="of its links")] = RATE,
     timeout: Annotated[float, Option(help="seconds that the job on it may take")] = 3600.0,
     as_json: Annotated[bool, Option("--json")] = False,
-    quick: bool = False,
 ) -> None:
     """Train linear models on sparse rows; see the module's docstring."""
     names = reducer or ()
     try:
-        length = (QUICK_STEPS, QUICK_STEPS) if quick else (steps, passes)
-        case = LinearCase(shape, loss, solver, *length, batch_size)
+        look_up(SHAPES, "shape", shape)
+        look_up(LOSSES, "loss", loss)
+        look_up(SOLVERS, "solver", solver)
         for name in names:
             look_up({**DENSE, **SPARSE}, "reducer", name)
+        if names and DENSE.keys().isdisjoint(names):
+            raise InvalidArgument(
+                f"--reducer: expected one of {', '.join(DENSE)} among them, to compare with"
+            )
         if simulated_ranks and (cluster or MPI_ALLREDUCE in names):
             raise InvalidArgument(f"--simulated: expected no --cluster and no --reducer {MPI_ALLREDUCE}")
     except ValueError as error:
         usage_error(str(error))
+    case = LinearCase(shape, loss, solver, steps, passes, batch_size)
     if cluster:
         raise typer.Exit(pass_on(on_cluster(case, names, rate, timeout), as_json=as_json, show=show))
     if simulated_ranks:
         raise typer.Exit(report([on_simulated(case, names)], as_json=as_json, show=show))
     with as_rank() as comm:
-        if comm.size > 1:
-            measured = measure_ranks(comm, case, names)
-        else:
-            measured = measure_alone(comm, case, QUICK_ROWS if quick else ALONE_ROWS)
+        measured = measure_ranks(comm, case, names) if comm.size > 1 else measure_alone(comm, case)
         raise typer.Exit(report([measured], as_json=as_json, show=show, comm=comm))
 
 

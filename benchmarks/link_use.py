@@ -134,7 +134,6 @@ def record_of(cell: str, told: Mapping[str, Any], samples: Sequence[tuple[float,
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return a line for each record."""
     header = ["link", "ranks", "variant", "ms a step", "kB in any 100 ms at most"]
     shares = ["of the exchange hidden", "of the slowest rank's", "computing, of all time"]
     lines = [

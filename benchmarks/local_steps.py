@@ -28,7 +28,7 @@ from benchmarks.convergence import Case
 from benchmarks.drawing.pages import rewrite
 from benchmarks.drawing.style import PALETTE, docs_picture
 from benchmarks.drawing.tables import markdown, rate_in_words
-from benchmarks.jobs import EmulatedCluster, Layout, cluster_until_end, environment, module, ratio
+from benchmarks.jobs import EmulatedCluster, Layout, cluster_or_exit, environment, module, ratio
 from benchmarks.race_plan import HOROVOD_RING, RING
 from training.bench.record import Seconds, machine
 from training.callbacks.callback import Callback, Event
@@ -66,7 +66,6 @@ class LossAfterRounds(Callback):
         self._every, self._batches = every, batches
 
     def on_step_end(self, run: "Trainer", step: "Step") -> None:
-        """Test, if it is time to."""
         from training.run.build import evaluate
 
         steps = run.position.steps
@@ -131,18 +130,23 @@ def phase_of(content: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
 
 
 def job_of(content: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
-    """Return what benchmarks.race_job is told."""
     case = Case(EXPERIMENT, (), "dense", 1)
     config = convergence.configuration(content, case, tempfile.gettempdir())
     config |= {"callbacks": [], "phases": [phase_of(content, layout) | {"reducer": "dense"}]}
     return {"config": config, "steps": subjects(content, layout), "turns": TURNS, "runs": []}
 
 
+def place_of(cell: str) -> tuple[str, Layout]:
+    """Return the rate of links, and the nodes and ranks."""
+    rate, _, layout = cell.partition(",")
+    return rate, Layout.of(layout)
+
+
 def told_on(
     cluster: EmulatedCluster, name: str, program: str, job: Mapping[str, Any], what: str
 ) -> Iterator[dict[str, Any]]:
     """Yield what the ranks of a job tell on the cluster of this name, which is up."""
-    layout = Layout.of(name.split(",")[1])
+    _, layout = place_of(name)
     # All nodes are on this machine, whose cores their ranks share.
     threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="cloudtrain-job-") as folder:
@@ -153,13 +157,12 @@ def told_on(
 
 
 def time_cells(names: Sequence[str]) -> None:
-    """Time steps on clusters, and record them."""
     content = plan()
     timed = content["times"]
     planned = [f"{rate},{layout}" for layout, rate in product(timed["layouts"], timed["rates"])]
-    with cluster_until_end() as cluster:
+    with cluster_or_exit() as cluster:
         for name in names or planned:
-            rate, layout = name.split(",")[0], Layout.of(name.split(",")[1])
+            rate, layout = place_of(name)
             cluster.up(layout.nodes, rate)
             with TIMES.open("a") as records:
                 for told in told_on(cluster, name, "benchmarks.race_job", job_of(content, layout), "steps"):
@@ -172,9 +175,9 @@ def watch_links(names: Sequence[str]) -> None:
     names = names or content["link"]["cells"]
     kept = [each for each in convergence.recorded(LINK) if cell_of(each) not in names]
     LINK.write_text("".join(json.dumps(each) + "\n" for each in kept))
-    with cluster_until_end() as cluster:
+    with cluster_or_exit() as cluster:
         for name in names:
-            rate, layout = name.split(",")[0], Layout.of(name.split(",")[1])
+            rate, layout = place_of(name)
             job = job_of(content, layout) | {"rounds": content["link"]["rounds"]}
             job["subjects"] = [
                 {"name": variant, "config": {"overlap": True}, "phase": phase_of(content, layout) | phase}
@@ -217,50 +220,37 @@ NOTHING = "–"
 class Run:
     """A variant, over its seeds.
 
-    ``losses``: those at the end. ``sent``: by the busiest rank to other nodes, mean over seeds. ``selected``:
-    entries by all ranks. ``tested``: steps and losses on the way, of each seed.
+    ``losses``: those at the end. ``sent``: by the busiest rank to other nodes, mean over seeds. ``bits``: of
+    an entry, index and value, where a rank sends it to all others. ``tested``: steps and losses on the way.
     """
 
     variant: str
-    layout: tuple[int, ...]
-    phase: Mapping[str, Any]
     losses: Sequence[float]
     steps: int
     weights: int
     sent: float
-    all_sent: float
-    selected: float
+    bits: float | None
     tested: Sequence[Sequence[Sequence[float]]]
 
     @classmethod
     def of(cls, variant: str, phase: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> "Run":
-        """Return it from the records of its seeds."""
         sent = [[rank["sent"]["inter"] for rank in record["ranks"]] for record in records]
+        selected = sum(rank["selected"] for record in records for rank in record["ranks"])
+        others = len(records[0]["case"]["layout"]) - 1
+        to_all = not isinstance(phase["reducer"], str) and phase["reducer"]["name"] == "hitopk"
         return cls(
             variant=variant,
-            layout=tuple(records[0]["case"]["layout"]),
-            phase=phase,
             losses=[record["loss"] for record in records],
             steps=records[0]["steps"],
             weights=records[0]["weights"],
             sent=fmean(max(each) for each in sent),
-            all_sent=fmean(sum(each) for each in sent),
-            selected=fmean(sum(rank["selected"] for rank in record["ranks"]) for record in records),
+            bits=8 * sum(map(sum, sent)) / selected / others if to_all else None,
             tested=[record["tested"] for record in records],
         )
 
     @property
     def loss(self) -> float:
-        """Return the mean over seeds."""
         return fmean(self.losses)
-
-    @property
-    def bits(self) -> float | None:
-        """Return the bits of an entry, index and value, where a rank sends it to all others."""
-        reducer = self.phase["reducer"]
-        if isinstance(reducer, str) or reducer["name"] != "hitopk":
-            return None
-        return 8 * self.all_sent / self.selected / (len(self.layout) - 1)
 
     def loss_after(self, steps: float) -> float:
         """Return the loss after so many steps, on the line between two tests, mean over seeds."""
@@ -297,7 +287,6 @@ class Runs:
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "Runs":
-        """Return them from the records."""
         records, found = convergence.recorded(RECORDS), {}
         for variant, phase in content["variants"].items():
             own = [each for each in records if each["case"]["variant"] == variant]
@@ -307,7 +296,6 @@ class Runs:
 
     @property
     def dense(self) -> Run:
-        """Return the run with all gradients in every step."""
         return self.runs[DENSE]
 
     @property
@@ -406,7 +394,6 @@ def seconds_to(target: float, runs: Runs, records: Mapping[str, Mapping[str, Any
 
 
 def times_table(runs: Runs, records: Mapping[str, Mapping[str, Any]], target: float) -> str:
-    """Return a line for each variant that is timed on one cluster."""
     plan, variants = runs.content["times"], runs.content["variants"]
     steps = {variant: runs.steps_to(target, variant) for variant in records}
     seconds = seconds_to(target, runs, records)
@@ -431,7 +418,6 @@ def times_table(runs: Runs, records: Mapping[str, Mapping[str, Any]], target: fl
 
 
 def times_page(runs: Runs) -> str:
-    """Return a table for each target and cluster."""
     plan, records, parts = runs.content["times"], convergence.recorded(TIMES), []
     share = plan["of_dense"]
     for target, why in ((runs.target, f", that of dense after {share:g} of its steps"), (plan["target"], "")):
@@ -446,11 +432,10 @@ def times_page(runs: Runs) -> str:
 # ------------------------------------------------------------------------------------------- the page
 
 
-def blocks(content: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the page has from the plan and the records, by the names of its marks."""
-    runs = Runs.of(content)
+def blocks() -> dict[str, str]:
+    runs = Runs.of(plan())
     return {
-        "settings": convergence.settings(content["experiments"][EXPERIMENT]),
+        "settings": convergence.settings(runs.content["experiments"][EXPERIMENT]),
         "loss against H": runs.against_h(),
         "loss against bytes": runs.against_bytes(),
         "equal bytes": runs.at_equal_bytes(),
@@ -460,18 +445,15 @@ def blocks(content: Mapping[str, Any]) -> dict[str, str]:
 
 
 def draw() -> None:
-    """Write the tables and the picture of the page."""
-    content = plan()
-    rewrite(PAGE, blocks(content))
-    runs = Runs.of(content)
+    rewrite(PAGE, blocks())
+    runs = Runs.of(plan())
     draw_against_h(FOLDER / "loss-against-h.svg", runs)
-    (drawn, *_), records = content["link"]["cells"], convergence.recorded(LINK)
+    (drawn, *_), records = runs.content["link"]["cells"], convergence.recorded(LINK)
     if own := [each for each in records if cell_of(each) == drawn]:
         link_use.draw(FOLDER / "link.svg", own)
 
 
 def main() -> None:
-    """Run, time, or draw."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--run", action="store_true", help="train what is not recorded yet")
     parser.add_argument("--time", nargs="*", metavar="CELL", help="time steps on clusters; all by default")

@@ -101,7 +101,6 @@ def dense_vectors(comm: Communicator, make: Callable[[Communicator], Reducer], g
 
 @contextmanager
 def traced() -> Iterator[None]:
-    """Trace memory within the body."""
     tracemalloc.start()
     try:
         yield

@@ -9,7 +9,6 @@ survives.
 """
 
 import argparse
-import json
 import os
 import re
 import shutil
@@ -20,14 +19,14 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 FAULTS = ROOT / "benchmarks" / "faults.yaml"
-NOT_COPIED = (".git", ".venv", ".hypothesis", ".*_cache", "*.egg-info", "runs")
+NOT_COPIED = (".git", ".venv*", ".hypothesis", ".*_cache", "*.egg-info", "runs")
 PYTEST = "-x -q -n 0 --tb=no -rfE -p no:cacheprovider --hypothesis-seed=0 --timeout=100"
 MARKERS = "not launch and not cluster and not gpu"
 SPARE_SECONDS = 60  # that tests with a fault may take beyond twice those without: then it hangs
@@ -63,7 +62,6 @@ class Fault:
         return file.is_file() and file.read_text().count(self.old) == 1
 
     def plant(self, tree: Path) -> None:
-        """Write the fault into a copy of the tree."""
         file = tree / self.file
         text = file.read_text()
         file.write_text(text.replace(self.old, self.new))
@@ -75,16 +73,12 @@ class Fault:
 class Result:
     """The outcome of a fault. ``by``: the first test that failed."""
 
-    id: str
-    area: str
-    file: str
+    fault: Fault
     outcome: str
     by: str
-    seconds: float
 
 
 def load(path: Path) -> tuple[dict[str, Area], list[Fault]]:
-    """Return the areas and the faults of a file."""
     content = yaml.safe_load(path.read_text())
     areas = {name: Area(**area) for name, area in content["areas"].items()}
     faults = [Fault(area=area, **each) for area, given in content["faults"].items() for each in given]
@@ -123,6 +117,8 @@ def run_tests(tree: Path, area: Area, only: str = "", seconds: float | None = No
         return SURVIVED, ""
     if done.returncode in WITHOUT_RESULT:
         return UNUSABLE, WITHOUT_RESULT[done.returncode]
+    if "Wrong expression passed to '-k'" in done.stderr:
+        return UNUSABLE, f"pytest cannot read: {chosen}"
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
     last = (done.stdout + done.stderr).strip().splitlines()[-1:]
     return CAUGHT, failed[1] if failed else "".join(last)
@@ -138,14 +134,14 @@ def examine(fault: Fault, area: Area, tree: Path, seconds: float) -> Result:
     """Plant a fault in a copy of a tree whose tests pass in so many seconds, and run them."""
     start = time.monotonic()
     if not fault.applies(tree):
-        return Result(fault.id, fault.area, fault.file, UNUSABLE, "its text is not there once", 0.0)
+        return Result(fault, UNUSABLE, "its text is not there once")
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
         copy = copied(tree, Path(folder) / "tree")
         fault.plant(copy)
         outcome, by = run_tests(copy, area, fault.only, 2 * seconds + SPARE_SECONDS)
-    result = Result(fault.id, fault.area, fault.file, outcome, by, round(time.monotonic() - start, 1))
-    print(f"{outcome:8} {result.seconds:6.1f} s  {fault.area}: {fault.id}  {by}", file=sys.stderr, flush=True)
-    return result
+    taken = time.monotonic() - start
+    print(f"{outcome:8} {taken:6.1f} s  {fault.area}: {fault.id}  {by}", file=sys.stderr, flush=True)
+    return Result(fault, outcome, by)
 
 
 def examine_all(faults: Sequence[Fault], areas: Mapping[str, Area], jobs: int) -> list[Result]:
@@ -169,17 +165,18 @@ def examine_all(faults: Sequence[Fault], areas: Mapping[str, Area], jobs: int) -
             pool.shutdown(cancel_futures=True)
             raise
     return results + [
-        Result(each.id, each.area, each.file, UNUSABLE, f"tests fail without it: {why[each.area]}", 0.0)
+        Result(each, UNUSABLE, f"tests fail without it: {why[each.area]}")
         for each in faults
         if each.area not in seconds
     ]
 
 
 def table(results: Sequence[Result]) -> str:
-    """Return a line for each fault, and one that counts them."""
     rows = [("area", "fault", "file", "found by")]
-    for r in results:
-        rows.append((r.area, r.id, r.file, r.by if r.outcome == CAUGHT else f"{r.outcome} {r.by}".rstrip()))
+    for result in results:
+        fault, by = result.fault, result.by
+        found = by if result.outcome == CAUGHT else f"{result.outcome} {by}".rstrip()
+        rows.append((fault.area, fault.id, fault.file, found))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     counts = [f"{sum(r.outcome == each for r in results)} {each}" for each in (CAUGHT, SURVIVED, UNUSABLE)]
@@ -187,7 +184,6 @@ def table(results: Sequence[Result]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return the exit status."""
     summary, _, more = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
         description=summary, epilog=more, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -195,11 +191,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--area", help="only the faults of this area")
     parser.add_argument("--only", default="", metavar="TEXT", help="only the faults whose name has this text")
     parser.add_argument("--jobs", type=int, default=2, help="faults that are tried at once (default 2)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, too")
     parser.add_argument("--faults", type=Path, default=FAULTS, metavar="FILE", help="another table of faults")
     given = parser.parse_args(arguments)
-    if not given.faults.is_file():
-        parser.error(f"--faults: expected a file, got {given.faults}")
     areas, faults = load(given.faults)
     if given.area not in (None, *areas):
         parser.error(f"--area: expected one of {', '.join(areas)}, got {given.area}")
@@ -210,8 +203,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     results = examine_all(chosen, areas, given.jobs)
     print(table(results))
-    if given.json is not None:
-        given.json.write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n")
     return 0 if all(each.outcome == CAUGHT for each in results) else 1
 
 

@@ -28,25 +28,13 @@ from benchmarks.drawing.tables import markdown
 from commlib import REDUCERS, Communicator, Link, Network, Prediction, Topology, make_reducer, predict
 from commlib.cost import union
 from commlib.transport import simulated
+from training.commands.printing import Table
 from training.plan.site import load_cluster
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "validation.md"
 PAPERS = yaml.safe_load(Path(__file__).with_name("papers.yaml").read_text())
 SIMULATED_SIZE = 1_000_000
 HALF, FULL = "fp16", "fp32"
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of the page: the text of its cells."""
-
-    name: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def markdown(self) -> str:
-        """Return the table as the page shows it."""
-        return markdown(self.head, self.rows)
 
 
 def milliseconds(seconds: float) -> str:
@@ -68,12 +56,10 @@ class Cluster:
 
     @property
     def size(self) -> int:
-        """Return the number of ranks."""
         return self.nodes * self.ranks_per_node
 
     @property
     def layout(self) -> list[range]:
-        """Return the world ranks of every node."""
         return [range(low, low + self.ranks_per_node) for low in range(0, self.size, self.ranks_per_node)]
 
 
@@ -97,7 +83,6 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """Return the prediction over the paper's."""
         return self.predicted / self.paper
 
     @property
@@ -211,7 +196,6 @@ def table_3_slowed() -> list[Cell]:
 
 
 def cells_table(name: str, cells: Sequence[Cell]) -> Table:
-    """Return the cells as rows."""
     head = ["training", "scheme", "samples/s, paper", "predicted", "predicted/paper", "efficiency, paper"]
     head += ["efficiency, predicted", "ms beyond computing, paper", "ms of messages, predicted"]
     rows = []
@@ -262,7 +246,6 @@ class Fit:
     computing: float
 
     def seconds(self, algorithm: str, ranks: int) -> float:
-        """Return the predicted seconds of a whole step."""
         return self.computing + messages(algorithm, ranks, self.link)
 
     def speedup(self, algorithm: str, ranks: int) -> float:
@@ -327,13 +310,11 @@ def statements(given: Fit) -> dict[str, Comparison]:
 
 
 def rates_table() -> Table:
-    """Return the rate and the computing of each fit."""
     rows = [(fit.name, f"{1 / fit.link.beta / 1e9:.2f}", milliseconds(fit.computing)) for fit in fits()]
     return Table("rates", ("rate", "GB/s", "computing, ms a step"), rows)
 
 
 def statements_table() -> Table:
-    """Return the statements as rows, each fit in a column."""
     columns = [statements(each) for each in fits()]
     rows = []
     for text, first in columns[0].items():
@@ -391,7 +372,6 @@ def comparisons() -> dict[str, list[Comparison]]:
 
 
 def tables() -> list[Table]:
-    """Return all tables that need no simulation."""
     return [
         figure_7_table(),
         figure_8_table(),
@@ -403,6 +383,11 @@ def tables() -> list[Table]:
         statements_table(),
         compared("fill-in", "density of the sum", fill_in(), ".1%"),
     ]
+
+
+def blocks(given: Sequence[Table] | None = None) -> dict[str, str]:
+    """Return the text between each pair of marks of the page: of all tables that need no simulation."""
+    return {table.title: markdown(table.header, table.rows) for table in given or tables()}
 
 
 def simulated_seconds(reducer: str, cluster: Cluster, density: float, values: str) -> float:
@@ -446,20 +431,21 @@ def simulated_table() -> Table:
 
 
 def main() -> None:
-    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object a row")
     parser.add_argument("--simulate", action="store_true", help="also run the reducers on the virtual clock")
     parser.add_argument("--write", action="store_true", help="also refresh the page")
     options = parser.parse_args()
     given = tables() + ([simulated_table()] if options.simulate else [])
-    for table in given:
-        if not options.json:
-            print(f"{table.name}\n\n{table.markdown()}")
-        for row in table.rows if options.json else ():
-            print(json.dumps({"table": table.name, **dict(zip(table.head, row, strict=True))}))
+    if options.json:
+        for table in given:
+            for row in table.rows:
+                print(json.dumps({"table": table.title, **dict(zip(table.header, row, strict=True))}))
+    else:
+        for name, text in blocks(given).items():
+            print(f"{name}\n\n{text}")
     if options.write:
-        rewrite(PAGE, {table.name: table.markdown() for table in given})
+        rewrite(PAGE, blocks(given))
 
 
 if __name__ == "__main__":

@@ -22,27 +22,18 @@ from benchmarks.jobs import module, on_this_machine, pass_on
 from benchmarks.shapes import SHAPES, Shape
 from commlib import Communicator, LinkBytes, Topology
 from commlib.agreement import differing, digest
-from commlib.errors import InvalidArgument, look_up
+from commlib.errors import look_up
 from commlib.tuning.probe import SEED
 from commlib.vectors import Float32
 from pto import Norms, by_layer, by_slices, by_tensor
-from training.bench.record import (
-    WARM_UP_RUNS,
-    Record,
-    Seconds,
-    WrongResult,
-    busiest,
-    cache_bytes,
-    report,
-)
+from training.bench.record import WARM_UP_RUNS, Record, Seconds, WrongResult, busiest, cache_bytes, report
 from training.bench.reducers import FLOAT32_ROUNDING, has_ranks
 from training.commands.printing import Table, milliseconds, times
 from training.process.job import LocalRank, all_or_exit, as_rank, usage_error
 from training.process.tf_logging import import_tensorflow
 
 RANKS = (2, 4)
-CALLS, QUICK_CALLS = 21, 5
-QUICK_NETWORKS = ("resnet50",)
+CALLS = 21
 OF_LARS = "resnet50"  # whose whole step is measured, too
 
 SLICES, LAYERS, AUTO, LOCAL = WAYS = ("slices", "layers", "auto", "local")
@@ -80,7 +71,6 @@ class Calls:
 
     @classmethod
     def of(cls, calls: Sequence[Sequence[tuple[float, float, LinkBytes]]]) -> "Calls":
-        """Return it from seconds, seconds of the processor and bytes of each call and rank."""
         cpu = [[each for _, each, _ in ranks] for ranks in calls]
         return cls(
             wall=Seconds.of([max(wall for wall, _, _ in ranks) for ranks in calls]),
@@ -147,7 +137,6 @@ class Tensors:
 
     @property
     def sizes(self) -> list[int]:
-        """Return the entries of each."""
         return [weight.size for weight in self.weights]
 
     def squares(self) -> Float64:
@@ -229,57 +218,21 @@ def _fault_of_step(variables: Sequence[Any], tensors: Tensors) -> str:
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """The options, with the defaults filled in: networks, and numbers of ranks to measure them on."""
-
-    ranks: Sequence[int]
-    networks: Sequence[str]
-    calls: int
-    quick: bool
-
-    @classmethod
-    def of(cls, ranks: Sequence[int], networks: Sequence[str], steps: int | None, quick: bool) -> "Sweep":
-        """Return the sweep; raise ``ValueError`` for an invalid option."""
-        for each in ranks:
-            if each < 2:
-                raise InvalidArgument(f"--ranks: expected at least 2, got {each}")
-        for name in networks:
-            look_up(SHAPES, "network", name)
-        if steps is not None and steps < 1:
-            raise InvalidArgument(f"--steps: expected at least 1, got {steps}")
-        return cls(
-            ranks=ranks or RANKS,
-            networks=networks or (QUICK_NETWORKS if quick else tuple(SHAPES)),
-            calls=steps or (QUICK_CALLS if quick else CALLS),
-            quick=quick,
-        )
-
-    @property
-    def arguments(self) -> list[str]:
-        """Return the arguments of a job that measures it on its ranks."""
-        networks = [each for name in self.networks for each in ("--network", name)]
-        quick = ["--quick"] if self.quick else []
-        return ["--json", *networks, "--steps", str(self.calls), *quick]
-
-
-@dataclass(frozen=True)
 class Setting:
-    """The tensors of a network, on the ranks of a job."""
+    """The tensors of a network, on the ranks of a job; ``calls``: of each candidate that count."""
 
-    sweep: Sweep
     topology: Topology
     network: str
+    calls: int
     tensors: Tensors
 
     def norms(self, *ways: Any) -> dict[str, Norms]:
-        """Return the candidates, planned."""
         return {way: Norms(self.tensors.sizes, self.topology.world, partition=way) for way in ways}
 
     def records(
         self, operation: str, candidates: Mapping[str, Callable[[], object]], pairs: Iterable[tuple[str, str]]
     ) -> Iterator[Record]:
-        """Measure the candidates and yield a record for each subject and its peer."""
-        taken = interleave(self.topology, candidates, self.sweep.calls)
+        taken = interleave(self.topology, candidates, self.calls)
         case = {
             "operation": operation,
             "network": self.network,
@@ -288,7 +241,6 @@ class Setting:
             "ranks": self.topology.world.size,
             "ranks_of_nodes": [len(node) for node in self.topology.nodes],
             "warm_up_steps": WARM_UP_RUNS,
-            "quick": self.sweep.quick,
         }
         for subject, peer in pairs:
             own, beside = taken[subject], taken[peer]
@@ -303,12 +255,12 @@ class Setting:
             yield record.beside(peer, beside.wall)
 
 
-def measure(sweep: Sweep, topology: Topology) -> Iterator[Record]:
+def measure(topology: Topology, networks: Sequence[str], calls: int) -> Iterator[Record]:
     """Yield the records of one network after the other; all ranks call it together."""
-    for network in sweep.networks:
-        yield from _measure_norms(Setting(sweep, topology, network, Tensors.of(SHAPES[network]())))
-    if OF_LARS in sweep.networks and not sweep.quick:  # at the end: TensorFlow has threads of its own
-        yield from _measure_lars(Setting(sweep, topology, OF_LARS, Tensors.of(SHAPES[OF_LARS]())))
+    for network in networks:
+        yield from _measure_norms(Setting(topology, network, calls, Tensors.of(SHAPES[network]())))
+    if OF_LARS in networks:  # at the end: TensorFlow has threads of its own
+        yield from _measure_lars(Setting(topology, OF_LARS, calls, Tensors.of(SHAPES[OF_LARS]())))
 
 
 def _measure_norms(setting: Setting) -> Iterator[Record]:
@@ -338,18 +290,15 @@ def _measure_lars(setting: Setting) -> Iterator[Record]:
 
 
 def tables(records: Sequence[Record]) -> Iterator[Table]:
-    """Yield a table for each operation and number of ranks."""
     header = ["network", "way", "CPU\nms a rank", "busiest\nms", "baseline", "× less\nCPU", "ms", "× as fast"]
     cases = groupby(records, key=lambda each: (each.case["ranks"], each.case["operation"]))
     for (ranks, operation), group in cases:
         own = list(group)
-        quick = "  (quick)" if own[0].case["quick"] else ""
-        title = f"{OPERATIONS[operation]}, {ranks} ranks{quick}"
+        title = f"{OPERATIONS[operation]}, {ranks} ranks"
         yield Table(title, header, [_row(each) for each in own], list(_notes(own)))
 
 
 def show(records: Sequence[Record]) -> None:
-    """Print the tables."""
     for table in tables(records):
         table.print()
 
@@ -374,33 +323,35 @@ def _notes(records: Sequence[Record]) -> Iterator[str]:
             yield f"{record.case['network']}: largest load over the mean: {loads}"
 
 
-def records(sweep: Sweep) -> Generator[Record, None, None]:
+def records(ranks: Sequence[int], networks: Sequence[str], calls: int) -> Generator[Record, None, None]:
     """Start a job of each number of ranks and yield its records."""
-    for ranks in sweep.ranks:
-        yield from on_this_machine(ranks, module("benchmarks.pto", *sweep.arguments))
+    chosen = [each for name in networks for each in ("--network", name)]
+    for each in ranks:
+        yield from on_this_machine(each, module("benchmarks.pto", "--json", *chosen, "--steps", str(calls)))
 
 
 def main(
     ranks: Annotated[
-        list[int] | None, Option("-np", "--ranks", help="ranks to start; may be repeated [2, 4]")
+        list[int] | None, Option("-np", "--ranks", min=2, help="ranks to start; may be repeated [2, 4]")
     ] = None,
     network: Annotated[list[str] | None, Option(help="whose shapes to take; may be repeated [all]")] = None,
-    steps: Annotated[int | None, Option(help="steps to time, after two to warm up [21]")] = None,
+    steps: Annotated[int, Option(min=1, help="steps to time, after two to warm up")] = CALLS,
     as_json: Annotated[bool, Option("--json")] = False,
-    quick: bool = False,
 ) -> None:
     """Time norms that ranks share, and steps of LARS with them; see the module's docstring."""
+    networks = network or list(SHAPES)
     try:
-        sweep = Sweep.of(ranks or (), network or (), steps, quick)
+        for name in networks:
+            look_up(SHAPES, "network", name)
     except ValueError as error:
         usage_error(str(error))
     if not has_ranks():
-        raise typer.Exit(pass_on(records(sweep), as_json=as_json, show=show))
+        raise typer.Exit(pass_on(records(ranks or RANKS, networks, steps), as_json=as_json, show=show))
     with as_rank() as comm:
         if ranks and comm.size not in ranks:
             usage_error(f"--ranks: expected the {comm.size} ranks of this job, got {ranks}")
         topology = all_or_exit(comm, lambda: Topology(comm))
-        raise typer.Exit(report([measure(sweep, topology)], as_json=as_json, show=show, comm=comm))
+        raise typer.Exit(report([measure(topology, networks, steps)], as_json=as_json, show=show, comm=comm))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
+from benchmarks.drawing.tables import percent
 from benchmarks.jobs import (
     EmulatedCluster,
     Failed,
@@ -30,7 +31,7 @@ from benchmarks.jobs import (
     ratio,
     world,
 )
-from benchmarks.race_plan import AUTO, DENSITY, OFF, RACED, TIMEOUT_SECONDS, Cell, Race, Subject
+from benchmarks.race_plan import AUTO, DENSITY, OFF, RACED, TIMEOUT_SECONDS, TURNS, Cell, Race, Subject
 from commlib.topology import LinkBytes
 from training.bench.record import Record, Seconds
 from training.bench.reducers import NOTHING
@@ -102,7 +103,7 @@ class CellRace:
                 for each in own
                 if each.steps
             ],
-            "turns": self.race.turns,
+            "turns": TURNS,
             "runs": [self._told(each, **self.race.running(self.cell, each)) for each in running],
         }
         file = self.folder / "job.json"
@@ -174,7 +175,8 @@ class CellRace:
         """Yield the records of runs, beside the dense one that is the first at the accuracy."""
         if not told:
             return
-        target = self.race.target(self.cell)
+        target = self.cell.model.target
+        assert target is not None  # else nobody is raced
         seconds, reached = dict[Subject, Seconds](), dict[Subject, int]()
         for subject, results in told.items():
             ends = [seconds_to(target, each["curve"]) for each in results]
@@ -220,7 +222,6 @@ class CellRace:
             "ranks_of_nodes": told["nodes"],
             "density": self.race.density if subject.is_sparse else None,
             "mpi_algorithm": subject.algorithm,
-            "quick": self.race.quick,
         }
         sent = told.get("bytes")
         more |= {"machine": told["machine"], "settings": told["settings"]}
@@ -230,11 +231,7 @@ class CellRace:
 
 
 def seconds_to(target: float, curve: Sequence[Sequence[float]]) -> float | None:
-    """Return the seconds at the first test that reaches the target, if one does.
-
-    >>> seconds_to(0.9, [[1.5, 0.8], [3.0, 0.93], [4.5, 0.91]])
-    3.0
-    """
+    """Return the seconds at the first test that reaches the target, if one does."""
     return next((seconds for seconds, accuracy in curve if accuracy >= target), None)
 
 
@@ -249,7 +246,6 @@ def title_of(record: Record) -> str:
 
 
 def steps_table(records: Sequence[Record]) -> Table:
-    """Return the table of what steps took."""
     header = ["", "steps/s", "ms", "min\nms", "max\nms", "peer", "× peer", "× horovod", "of best"]
     header += ["× no\noverlap", "hidden", "sent inter\nkB", "card\nkB"]
     notes = [
@@ -261,6 +257,7 @@ def steps_table(records: Sequence[Record]) -> Table:
     rows = []
     for record in records:
         seconds, more = record.seconds, record.more
+        hidden = more["hidden_share"] if more["overlap"] else None
         row = [
             record.subject,
             f"{more['steps_a_second']:.3g}",
@@ -270,25 +267,15 @@ def steps_table(records: Sequence[Record]) -> Table:
             times(ratio(medians.get("horovod"), seconds.median)),
             f"{more['of_best']:.2f}",
             times(ratio(medians.get(f"{record.subject}{OFF}"), seconds.median)),
-            share(more["hidden_share"] if more["overlap"] else None),
+            NOTHING if hidden is None else percent(hidden),
             f"{record.bytes.inter / 1e3:,.0f}" if record.bytes else NOTHING,
             f"{more['card_bytes'] / 1e3:,.0f}",
         ]
         rows.append(row)
-    return Table(title_of(records[0]) + "  (quick)" * records[0].case["quick"], header, rows, notes)
-
-
-def share(value: float | None) -> str:
-    """Return a share in percent, or a dash.
-
-    >>> share(0.714), share(None)
-    ('71 %', '–')
-    """
-    return NOTHING if value is None else f"{value:.0%}".replace("%", " %")
+    return Table(title_of(records[0]), header, rows, notes)
 
 
 def runs_table(records: Sequence[Record]) -> Table:
-    """Return the table of how long runs took to the accuracy."""
     header = ["", "reached", "s", "min\ns", "max\ns", "peer", "× peer", "steps", "last\naccuracy"]
     notes = [
         f"s: to a test accuracy of {records[0].more['target']:.1%}, median of seeds; a run that has not",
@@ -313,7 +300,6 @@ def runs_table(records: Sequence[Record]) -> Table:
 
 
 def show(records: Sequence[Record]) -> None:
-    """Print a table of steps for each cell, and one of runs where there are some."""
     keys = ("model", "rate", "ranks_of_nodes", "unit")
     for (*_, unit), own in groupby(records, key=lambda record: [record.case[key] for key in keys]):
         (steps_table if unit == A_STEP else runs_table)(list(own)).print()
@@ -330,14 +316,11 @@ def main(
     density: Annotated[float, Option(help="share that sparse reducers select")] = DENSITY,
     timeout: Annotated[float, Option(min=1, help="seconds that a job may take")] = TIMEOUT_SECONDS,
     as_json: Annotated[bool, Option("--json")] = False,
-    quick: bool = False,
 ) -> None:
     """Race reducers and Horovod on emulated clusters; see the module's docstring. Needs root."""
     try:
-        race = Race.of(
-            rate or (), layout or (), model or (), reducer or (), seeds=seeds, density=density,
-            timeout=timeout, quick=quick,
-        )  # fmt: skip
+        names = (rate or (), layout or (), model or (), reducer or ())
+        race = Race.of(*names, seeds=seeds, density=density, timeout=timeout)
     except ValueError as error:
         usage_error(str(error))
     raise typer.Exit(pass_on(measured(race), as_json=as_json, show=show))

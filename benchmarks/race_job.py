@@ -109,7 +109,6 @@ def _horovod(subject: Json, world: Communicator) -> Iterator[None]:
 
 
 def make_trainer(config: Json, topology: Topology, dataset: Any, *, horovod: bool) -> Any:
-    """Return the trainer of a configuration."""
     from benchmarks.horovod_exchange import build_horovod
     from training.run.build import build
     from training.run.data import Data

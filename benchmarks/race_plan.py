@@ -11,20 +11,17 @@ from commlib import REDUCERS
 from commlib.density import check_density
 from commlib.errors import look_up
 
-RATES, QUICK_RATES = ("0.2gbit", "1gbit", "10gbit"), ("1gbit",)
-LAYOUTS, QUICK_LAYOUTS = ("4x1", "4x2"), ("2x1",)
+RATES, LAYOUTS = ("0.2gbit", "1gbit", "10gbit"), ("4x1", "4x2")
 DENSITY = 0.01
-SEEDS, QUICK_SEEDS = 3, 1
+SEEDS = 3
 JOBS = 3  # at least, of each of MPI's algorithms: they alternate, and each measures every subject
-TURNS, WARM_UP_STEPS, COUNTED_STEPS = 2, 2, 6
-QUICK_TURNS, QUICK_COUNTED_STEPS, QUICK_RUN_STEPS, QUICK_TARGET = 1, 2, 6, 0.15
+TURNS = {"turns": 2, "warm_up": 2, "counted": 6}  # of a subject in a job, and the steps of each
 TIMEOUT_SECONDS = 7200.0
 
 AUTO, RING = "auto", "ring"
 HOROVOD, HOROVOD_RING, DENSE = "horovod", "horovod, ring", "dense"
 OFF = ", overlap off"
 WITHOUT_OVERLAP = ("dense", "hitopk", "oktopk")  # are measured in both ways
-QUICK_REDUCERS = ("hitopk",)
 SWITCHES = "hitopk"  # to dense, in the last phase
 
 
@@ -67,7 +64,7 @@ RACED = {
         RacedModel("lstm_lm_small", (1.0, 1.0), {"sequence_length": 20, "batch_size": 5}, STREAMS, 0.0),
     )
 }
-MODELS, QUICK_MODELS = ("mlp", "resnet20"), ("mlp",)  # unless others are asked for
+MODELS = ("mlp", "resnet20")  # unless others are asked for
 
 
 def may_be_sparse(reducer: str) -> bool:
@@ -117,7 +114,6 @@ class Race:
     subjects: Sequence[Subject]
     density: float
     timeout: float
-    quick: bool
 
     @classmethod
     def of(
@@ -130,35 +126,26 @@ class Race:
         seeds: int | None,
         density: float,
         timeout: float,
-        quick: bool,
     ) -> "Race":
         """Return it; empty sequences stand for the defaults, and a wrong name is an ``InvalidArgument``.
 
         Accuracies are raced to in the first cell of each model only: they take hours.
         """
         check_density(density)
-        raced = [look_up(RACED, "model", name) for name in models or (QUICK_MODELS if quick else MODELS)]
+        raced = [look_up(RACED, "model", name) for name in models or MODELS]
         for name in reducers:
             look_up({**REDUCERS, AUTO: None}, "reducer", name)
-        places = [Layout.of(text) for text in layouts or (QUICK_LAYOUTS if quick else LAYOUTS)]
-        if seeds is None:
-            seeds = QUICK_SEEDS if quick else SEEDS
+        places = [Layout.of(text) for text in layouts or LAYOUTS]
+        seeds = SEEDS if seeds is None else seeds
         cells = []
-        for number, (rate, layout) in enumerate(product(rates or (QUICK_RATES if quick else RATES), places)):
+        for number, (rate, layout) in enumerate(product(rates or RATES, places)):
             for model in raced:
                 cells.append(Cell(rate, layout, model, seeds if model.target and number == 0 else 0))
-        names = reducers or (QUICK_REDUCERS if quick else [*REDUCERS, AUTO])
-        return cls(cells, list(subjects(names, quick=quick)), density, timeout, quick)
+        return cls(cells, list(subjects(reducers or [*REDUCERS, AUTO])), density, timeout)
 
     def jobs(self, cell: Cell) -> int:
         """Return how many jobs each of MPI's algorithms has in a cell: at least one for each seed."""
-        return max(cell.seeds, 1 if self.quick else JOBS)
-
-    @property
-    def turns(self) -> dict[str, int]:
-        """Return how many turns a subject has in a job, and the steps of each."""
-        turns, counted = (QUICK_TURNS, QUICK_COUNTED_STEPS) if self.quick else (TURNS, COUNTED_STEPS)
-        return {"turns": turns, "warm_up": WARM_UP_STEPS, "counted": counted}
+        return max(cell.seeds, JOBS)
 
     def config(self, cell: Cell, seed: int = 1) -> dict[str, Any]:
         """Return the configuration of a cell's runs, with a phase that others take the place of."""
@@ -180,19 +167,13 @@ class Race:
         """Return the phases of a run, which does not end at the accuracy."""
         model = cell.model
         if subject.phases == 1:
-            length = {"steps": QUICK_RUN_STEPS} if self.quick else {"epochs": model.epochs}
-            return {"phases": [self._phase(cell, subject.reducer) | length]}
+            return {"phases": [self._phase(cell, subject.reducer) | {"epochs": model.epochs}]}
         assert model.switch is not None
         (sparse, dense), (start, end) = model.switch, model.rate
         between = (dense * start + sparse * end) / (sparse + dense)
         first = {"epochs": sparse, "learning_rate": _line(start, between)}
         last = {"epochs": dense, "learning_rate": _line(between, end)}
         return {"phases": [self._phase(cell, subject.reducer) | first, self._phase(cell, DENSE) | last]}
-
-    def target(self, cell: Cell) -> float:
-        """Return the accuracy that is raced to."""
-        assert cell.model.target is not None  # else nobody is raced
-        return QUICK_TARGET if self.quick else cell.model.target
 
     def _phase(self, cell: Cell, reducer: str) -> dict[str, Any]:
         density = {"density": self.density} if may_be_sparse(reducer) else {}
@@ -209,20 +190,19 @@ def _line(start: float, end: float) -> dict[str, Any]:
     return {"start": start, "end": end, "per_batch": 128}
 
 
-def subjects(reducers: Sequence[str], *, quick: bool) -> Iterator[Subject]:
+def subjects(reducers: Sequence[str]) -> Iterator[Subject]:
     """Yield who takes part: Horovod in both ways and ``dense`` always, and these reducers.
 
     Those that send all gradients train alike, but for rounding. Of them only the fastest, Horovod over MPI's
-    ring, is raced to an accuracy, but for the quick race, in which all are. Without overlap the run is the
-    same to the bit. Steps are timed of all.
+    ring, is raced to an accuracy. Without overlap the run is the same to the bit. Steps are timed of all.
     """
     names = [DENSE, *(name for name in dict.fromkeys(reducers) if name != DENSE)]
-    yield Subject(HOROVOD, DENSE, horovod=True, accuracy=quick)
+    yield Subject(HOROVOD, DENSE, horovod=True, accuracy=False)
     yield Subject(HOROVOD_RING, DENSE, horovod=True, algorithm=RING)
     for name in names:
-        yield Subject(name, name, accuracy=quick or may_be_sparse(name))
+        yield Subject(name, name, accuracy=may_be_sparse(name))
     for name in names:
         if name in WITHOUT_OVERLAP:
             yield Subject(f"{name}{OFF}", name, overlap=False, accuracy=False)
-    if SWITCHES in names and not quick:
+    if SWITCHES in names:
         yield Subject(f"{SWITCHES} then dense", SWITCHES, steps=False, phases=2)

@@ -32,6 +32,7 @@ from benchmarks.memory import dense_vectors, traced
 from commlib import Communicator, Reducer, Topology
 from commlib.errors import InvalidArgument, look_up
 from commlib.transport import simulated
+from commlib.tuning.probe import Gradients
 from commlib.vectors import partition
 from training.bench import reducers
 from training.bench.record import Record, Seconds, report
@@ -53,10 +54,10 @@ from training.process.job import as_rank, usage_error
 
 # Five reducers of 25.6 M entries, on eight ranks of one machine, fit in 24 GiB.
 LARGEST_GROUP_ENTRIES = 5 * 25_600_000
-RATES, QUICK_RATES = ("1gbit", "10gbit"), ("1gbit",)
-SIZES, QUICK_SIZES = (1_000_000, 14_728_266, 25_557_032), (1_000_000,)  # and VGG-16, ResNet-50
-DENSITIES, QUICK_DENSITIES = (0.01, 0.001), (0.01,)
-STEPS, PROBE_STEPS, QUICK_STEPS = 20, 5, 5
+RATES = ("1gbit", "10gbit")
+SIZES = (1_000_000, 14_728_266, 25_557_032)  # and VGG-16, ResNet-50
+DENSITIES = (0.01, 0.001)
+STEPS, PROBE_STEPS = 20, 5
 STAGES = ("select", "intra", "inter", "combine")
 
 
@@ -133,7 +134,7 @@ def table_of(records: Sequence[Record]) -> Table:
     title = f"{case['size']:,} entries, {sum(nodes)} ranks on {len(nodes)} nodes"
     if "rate" in case:
         title += f", {case['rate']}, all-reduce of MPI: {case['mpi_algorithm']}"
-    return Table(f"{title}{'  (quick)' * case['quick']}", header, [_row(each) for each in records], notes)
+    return Table(title, header, [_row(each) for each in records], notes)
 
 
 def _row(record: Record) -> list[str]:
@@ -151,16 +152,18 @@ def _row(record: Record) -> list[str]:
 def memory(plan: Plan) -> Iterator[tuple[Candidate, float]]:
     """Yield what each reducer allocates on a rank, in vectors of the gradient's size."""
 
-    def of(candidate: Candidate, comm: Communicator) -> float:
+    def of(candidate: Candidate, gradients: Gradients, comm: Communicator) -> float:
         def make(metered: Communicator) -> Reducer:
-            return candidate.make(Topology(metered, own), plan.gradients.size, plan.density)
+            return candidate.make(Topology(metered, own), gradients.size, plan.density)
 
-        return dense_vectors(comm, make, plan.gradients)
+        return dense_vectors(comm, make, gradients)
 
     ranks, own = plan.ranks or reducers.RANKS, plan.ranks_per_node or reducers.RANKS_PER_NODE
+    few = Gradients(2000)
     for candidate in plan.candidates():
+        simulated.run(partial(of, candidate, few), ranks, own)  # compiles kernels, which takes memory, too
         with traced():
-            yield candidate, simulated.run(partial(of, candidate), ranks, own)[0]
+            yield candidate, simulated.run(partial(of, candidate, plan.gradients), ranks, own)[0]
 
 
 # ---- On emulated clusters ----
@@ -180,7 +183,6 @@ class Sweep:
     algorithms: Sequence[str]
     horovod: bool
     timeout: float
-    quick: bool
 
     def __post_init__(self) -> None:
         for algorithm in self.algorithms:
@@ -253,7 +255,7 @@ class Sweep:
     ) -> Iterator[Record]:
         """Yield the records of one job on all nodes; ``settings`` are added to its environment."""
         given = ["--size", str(size), "--steps", str(steps or self.steps), *arguments]
-        words = module("benchmarks.reducers", "--json", *given, *(["--quick"] if self.quick else []))
+        words = module("benchmarks.reducers", "--json", *given)
         kept = ", memory kept" if settings else ""
         what = f"{' '.join(given)} (all-reduce of MPI: {algorithm}{kept})"
         variables = {**environment(algorithm), **settings}
@@ -262,7 +264,6 @@ class Sweep:
 
 
 def show_by_place(records: Sequence[Record]) -> None:
-    """Print a table for each rate and size."""
     measured = [record for record in records if record.bench != "probe"]
     for _, own in groupby(measured, key=lambda record: (record.case["rate"], record.case["size"])):
         table_of(list(own)).print()
@@ -279,37 +280,38 @@ def main(
     density: Annotated[list[float] | None, Option(help="to select; --cluster: may be repeated")] = None,
     reducer: Annotated[list[str] | None, Option(help="may be repeated [all]")] = None,
     wire: Annotated[list[str] | None, Option(help="codec of sparse reducers; may be repeated")] = None,
-    steps: Annotated[int | None, Option(help="to time, after two to warm up [20]")] = None,
+    steps: Annotated[int, Option(min=1, help="to time, after two to warm up")] = STEPS,
     horovod: Annotated[bool, Option(help="start TensorFlow and Horovod")] = True,
     memory_of: Annotated[bool, Option("--memory", help="allocations only, on simulated ranks")] = False,
     as_json: Annotated[bool, Option("--json")] = False,
-    quick: bool = False,
 ) -> None:
     """Measure reducers beside MPI's and Horovod's all-reduces; see the module's docstring."""
-    names, wires = reducer or (), wire or ()
+    sizes, densities, names, wires = (each or () for each in (size, density, reducer, wire))
     try:
         if cluster:
             sweep = Sweep(
                 layout=Layout(nodes, ranks_per_node or 2),
-                rates=rate or (QUICK_RATES if quick else RATES),
-                sizes=size or (QUICK_SIZES if quick else SIZES),
-                densities=density or (QUICK_DENSITIES if quick else DENSITIES),
-                steps=steps or (QUICK_STEPS if quick else STEPS),
+                rates=rate or RATES,
+                sizes=sizes or SIZES,
+                densities=densities or DENSITIES,
+                steps=steps,
                 reducers=names,
                 wires=wires,
                 algorithms=[algorithm] if algorithm else list(ALGORITHMS),
                 horovod=horovod,
                 timeout=timeout,
-                quick=quick,
             )
-            raise typer.Exit(pass_on(sweep.records(), as_json=as_json, show=show_by_place))
-        plan = Plan(
-            ranks_per_node=ranks_per_node, size=size[0] if size else None,
-            density=density[0] if density else DENSITIES[0], reducers=names, wires=wires,
-            steps=steps or STEPS, quick=quick,
-        )  # fmt: skip
+        elif max(len(sizes), len(densities)) > 1:
+            raise InvalidArgument("--size, --density: expected one of each without --cluster")
+        else:
+            plan = Plan(
+                ranks_per_node=ranks_per_node, size=next(iter(sizes), None), steps=steps, reducers=names,
+                density=next(iter(densities), DENSITIES[0]), wires=wires,
+            )  # fmt: skip
     except ValueError as error:
         usage_error(str(error))
+    if cluster:
+        raise typer.Exit(pass_on(sweep.records(), as_json=as_json, show=show_by_place))
     if memory_of:
         for each, vectors in memory(plan):
             print(f"{each}: {vectors:.2f} vectors of the gradient's size")

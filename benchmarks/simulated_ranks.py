@@ -259,15 +259,12 @@ class Replicas:
 
 def build_ranks(ranks: Ranks, config: Config, topology: Topology, data: Data) -> Parts:
     """Return the parts of a run on one rank, whose step trains all of ``ranks``."""
-    if config.sparse_tables:
-        raise ConfigurationError("sparse_tables: expected false on simulated ranks, got true")
-    if config.checkpoints is not None:
-        expected = "expected none on simulated ranks, whose state is that of several"
-        raise ConfigurationError(f"checkpoints: {expected}")
+    given: dict[str, Any] = {"sparse_tables": config.sparse_tables, "checkpoints": config.checkpoints}
     for number, phase in enumerate(config.phases):
-        if phase.round_seconds is not None:
-            expected = "expected none on simulated ranks, whose time is not simulated"
-            raise ConfigurationError(f"phases[{number}].round_seconds: {expected}, got {phase.round_seconds}")
+        given[f"phases[{number}].round_seconds"] = phase.round_seconds
+    for key, value in given.items():
+        if value:
+            raise ConfigurationError(f"{key}: expected none on simulated ranks, got {value}")
     have = [phase.local_steps is not None for phase in config.phases]
     if have != sorted(have):
         expected = "expected in all phases after one that has them on simulated ranks"

@@ -8,7 +8,6 @@ from rich.text import Text
 
 
 def main() -> None:
-    """Read lines from standard input, write the picture to the file named on the command line."""
     title, path = sys.argv[1:]
     lines = sys.stdin.read().splitlines()
     console = Console(record=True, width=max(map(len, lines)), file=StringIO(), highlight=False)

@@ -61,14 +61,6 @@ class Limits:
     failures: float = 0.0
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        if self.rate is not None:
-            bytes_per_second(self.rate)
-        if self.latency_seconds < 0:
-            raise ValueError(f"latency_seconds: expected 0 or more, got {self.latency_seconds}")
-        if not 0 <= self.failures <= 1:
-            raise ValueError(f"failures: expected a share from 0 to 1, got {self.failures}")
-
 
 @dataclass(frozen=True)
 class Counts:
@@ -88,10 +80,9 @@ class Counts:
 @contextmanager
 def serve(folder: str | os.PathLike[str], **limits: Any) -> Iterator[str]:
     """Yield the URL of a folder behind a link; see :class:`Limits` for the keywords."""
-    checked = Limits(**limits)
     with tempfile.TemporaryDirectory(prefix="throttled-") as name:
         state = Path(name)
-        (state / "limits.json").write_text(json.dumps(asdict(checked)))
+        (state / "limits.json").write_text(json.dumps(asdict(Limits(**limits))))
         (state / "link").write_bytes(LINK.pack(0.0, 0, 0))
         (state / "log").touch()
         (state / "folder").symlink_to(Path(folder).resolve())
@@ -153,8 +144,6 @@ class ThrottledFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]  # f
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
         """Return the bytes of a file from ``start`` to before ``end``, fewer if the file is shorter."""
         first = start or 0
-        if first < 0 or (end is not None and end < first):
-            raise ValueError(f"range of {path}: expected 0 ≤ start ≤ end, got {start} and {end}")
         host, inside = self._place(path)
         with self._request(host, inside).open("rb", buffering=0) as file:
             file.seek(first)

@@ -7,9 +7,9 @@ r"""PyTorch's DistributedDataParallel with our hook, and with its own hooks over
         --rate 0.2gbit
 
 A network of ten million weights learns scikit-learn's digits. Every subject begins with the same weights and
-sees the same batches; a step takes as long as on its slowest rank. Rank 0 prints a JSON object each, with
-its ``ratio`` to the first that was measured: DDP over Gloo as it comes, if none is left out. PowerSGD has a
-single bucket: with several, its callbacks wait for each other in Gloo's two threads, for ever.
+sees the same batches. They take steps in turns; a step takes as long as on its slowest rank. Rank 0 prints a
+JSON object each, with its ``ratio`` to the first: DDP over Gloo as it comes, if none is left out. PowerSGD
+has a single bucket: with several, its callbacks wait for each other in Gloo's two threads, for ever.
 
 ``--network wide``: nine tenths of the weights in one layer, whose gradient comes last but one. ``deep``: in
 twelve layers alike, in buckets of 5 MiB, for the share of the exchange that backpropagation hides.
@@ -18,7 +18,7 @@ twelve layers alike, in buckets of 5 MiB, for the share of the exchange that bac
 import argparse
 import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,6 @@ def powersgd(ddp: DistributedDataParallel) -> None:
 
 
 def subjects(topology: commlib.Topology) -> dict[str, Callable[[Any], DistributedGradients | None]]:
-    """Return what registers the hook of each subject."""
     ours = {
         "dense, no overlap": {"name": "dense"},
         "dense": {"name": "dense"},
@@ -85,39 +84,40 @@ def batches(rank: int, ranks: int, size: int) -> Iterator[tuple[torch.Tensor, to
         yield torch.tensor(images[own] / 16, dtype=torch.float32), torch.tensor(labels[own])
 
 
-def measured(
-    topology: commlib.Topology, hook: Callable[[Any], Any], name: str, steps: int, batch: int
-) -> tuple[Seconds, dict[str, Any]]:
-    """Train from the first weights on; return the seconds of a step, the loss, and what was hidden."""
-    world = topology.world
-    ddp = DistributedDataParallel(network(name), bucket_cap_mb=1024 if hook is powersgd else BUCKET_MIB[name])
-    gradients = hook(ddp)
-    optimizer = torch.optim.SGD(ddp.parameters(), 0.05, momentum=0.9)
-    seconds, losses, hidden = [], [], []
-    given = batches(world.rank, world.size, batch)
-    for _ in range(WARM_UP_STEPS + steps):
-        images, labels = next(given)
-        world.barrier()
+class Subject:
+    """The network with a subject's hook, trained from the first weights on; and what its steps took."""
+
+    def __init__(self, hook: Callable[[Any], DistributedGradients | None], name: str) -> None:
+        bucket_mib = 1024 if hook is powersgd else BUCKET_MIB[name]
+        self._ddp = DistributedDataParallel(network(name), bucket_cap_mb=bucket_mib)
+        self._gradients = hook(self._ddp)
+        self._optimizer = torch.optim.SGD(self._ddp.parameters(), 0.05, momentum=0.9)
+        self._seconds, self._losses, self._hidden = list[float](), list[float](), list[float]()
+
+    def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         start = time.perf_counter()
-        loss = nn.functional.cross_entropy(ddp(images), labels)
-        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self._ddp(images), labels)
+        self._optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
-        seconds.append(time.perf_counter() - start)
-        losses.append(loss.item())
-        if gradients is not None and gradients.report.busy:
-            hidden.append(gradients.report.hidden / gradients.report.busy)
-    if gradients is not None:
-        gradients.close()
-    everywhere = world.allgather_objects((seconds, losses))
-    slowest = np.max([times for times, _ in everywhere], axis=0)[WARM_UP_STEPS:]
-    last = np.mean([losses for _, losses in everywhere], axis=0)[-10:]
-    share = float(np.median(hidden[WARM_UP_STEPS:])) if hidden[WARM_UP_STEPS:] else None
-    return Seconds.of(slowest.tolist()), {"loss": float(last.mean()), "hidden_share": share}
+        self._optimizer.step()
+        self._seconds.append(time.perf_counter() - start)
+        self._losses.append(loss.item())
+        if self._gradients is not None and self._gradients.report.busy:
+            self._hidden.append(self._gradients.report.hidden / self._gradients.report.busy)
+
+    def result(self, world: commlib.Communicator) -> tuple[Seconds, dict[str, Any]]:
+        """Return the seconds of a step, the loss, and what was hidden; collective, and the end of it."""
+        if self._gradients is not None:
+            self._gradients.close()
+        everywhere = world.allgather_objects((self._seconds, self._losses))
+        slowest = np.max([times for times, _ in everywhere], axis=0)[WARM_UP_STEPS:]
+        last = np.mean([losses for _, losses in everywhere], axis=0)[-10:]
+        hidden = self._hidden[WARM_UP_STEPS:]
+        share = float(np.median(hidden)) if hidden else None
+        return Seconds.of(slowest.tolist()), {"loss": float(last.mean()), "hidden_share": share}
 
 
 def main() -> None:
-    """Measure all subjects in turn, on the ranks of this job."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch", type=int, default=16, help="samples of a rank in a step")
@@ -138,15 +138,23 @@ def main() -> None:
         "batch_size": given.batch,
         "rate": given.rate,
     }
+    timed = {
+        name: Subject(hook, given.network)
+        for name, hook in chosen.items()
+        if not given.subject or name in given.subject
+    }
+    world = topology.world
+    for images, labels in islice(batches(world.rank, world.size, given.batch), WARM_UP_STEPS + given.steps):
+        for each in timed.values():
+            world.barrier()
+            each.step(images, labels)
     first: Record | None = None
-    for name, hook in chosen.items():
-        if given.subject and name not in given.subject:
-            continue
-        seconds, more = measured(topology, hook, given.network, given.steps, given.batch)
+    for name, each in timed.items():
+        seconds, more = each.result(world)
         more["torch"] = torch.__version__
         record = Record("torch_ddp", case, name, seconds, bytes=None, more=more)
         first = first or record
-        if topology.world.rank == 0:
+        if world.rank == 0:
             print(record.beside(first.subject, first.seconds).line(), flush=True)
 
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import convergence
+from benchmarks.convergence import recorded
 from benchmarks.drawing.pages import rewrite
 from benchmarks.drawing.style import PALETTE, docs_picture
 from benchmarks.drawing.tables import layout_in_words, markdown, percent, rate_in_words
-from benchmarks.jobs import DEFAULT, Layout, cluster_until_end, environment, module
+from benchmarks.jobs import DEFAULT, Layout, cluster_or_exit, environment, module
 from commlib import REDUCERS, Communicator, Network, Topology, make_reducer
 from commlib.transport import simulated
 from commlib.tuning import probe, tuner
@@ -76,8 +76,8 @@ def on_this_rank(comm: Communicator, cases: Sequence[tuple[int, float]]) -> None
 
 def measure() -> None:
     """Measure the cells that are not in the records yet."""
-    done = [each["cell"] for each in records()]
-    with cluster_until_end() as cluster:
+    done = [each["cell"] for each in recorded(RECORDS)]
+    with cluster_or_exit() as cluster:
         for layout, rate, delay, cases in CELLS:
             cell = {"layout": layout, "rate": rate, "delay_ms": delay}
             if cell in done:
@@ -91,11 +91,6 @@ def measure() -> None:
             line = {"cell": cell, **found, "machine": machine(), "command": command()}
             with RECORDS.open("a") as file:
                 file.write(json.dumps(line) + "\n")
-
-
-def records() -> list[dict[str, Any]]:
-    """Return the measured cells."""
-    return convergence.recorded(RECORDS)
 
 
 # ---- Simulated ranks ----
@@ -172,7 +167,6 @@ class Group:
 
     @property
     def fastest(self) -> Candidate:
-        """Return the fastest one."""
         return min(self.steps, key=lambda each: self.steps[each])
 
     @property
@@ -192,9 +186,8 @@ class Group:
 
 @cache
 def groups() -> list[Group]:
-    """Return all measured cases."""
     found = []
-    for record in records():
+    for record in recorded(RECORDS):
         ends = list(accumulate(record["profile"]["job"]["ranks_of_nodes"], initial=0))
         nodes = [range(low, high) for low, high in pairwise(ends)]
         for case in record["cases"]:
@@ -215,7 +208,7 @@ def virtual() -> list[tuple[Group, dict[Candidate, float]]]:
     by_name = {tuple(each.name): each for each in groups()}
     return [
         (by_name[tuple(name)], {Candidate(*row[:3]): row[3] for row in own})
-        for name, own in convergence.recorded(VIRTUAL)
+        for name, own in recorded(VIRTUAL)
     ]
 
 
@@ -223,25 +216,16 @@ def virtual() -> list[tuple[Group, dict[Candidate, float]]]:
 
 
 def off(ratios: Sequence[float]) -> str:
-    """Return how far ratios are from 1: the median.
-
-    >>> off([0.9, 1.2, 1.5])
-    '20 %'
-    """
+    """Return how far ratios are from 1: the median."""
     return percent(median(abs(each - 1) for each in ratios))
 
 
 def within(ratios: Sequence[float], limit: float) -> str:
-    """Return the share of the ratios that are off by at most ``limit``.
-
-    >>> within([0.8, 1.1, 1.5], 0.25)
-    '67 %'
-    """
+    """Return the share of the ratios that are off by at most ``limit``."""
     return percent(sum(abs(each - 1) <= limit for each in ratios) / len(ratios))
 
 
 def errors(given: Iterable[Group], reducer: str | None = None) -> list[float]:
-    """Return expected over measured seconds of the candidates of these groups, or of those of a reducer."""
     return list(chain.from_iterable(each.errors(reducer) for each in given))
 
 
@@ -260,7 +244,6 @@ def of_errors() -> str:
 
 
 def by_cluster() -> str:
-    """Return the table of errors by links and layout."""
     rows = []
     for (layout, rate, delay), of_cell in groupby(groups(), key=lambda each: tuple(each.cell.values())):
         rows.append(
@@ -273,7 +256,6 @@ SUMMARY = ("medians", "off by, median", "within 25 %", "predicted/measured")
 
 
 def summary(ratios: Sequence[float]) -> list[str]:
-    """Return the cells of ``SUMMARY``."""
     return [str(len(ratios)), off(ratios), within(ratios, 0.25), f"{median(ratios):.2f}"]
 
 
@@ -293,7 +275,6 @@ def by_reducer() -> str:
 
 
 def of_picks() -> str:
-    """Return how good the picks are."""
     ratios = {
         "The closed forms alone": [each.ratio(each.predicted) for each in groups()],
         "`auto`": [each.ratio(each.picked) for each in groups()],
@@ -307,7 +288,6 @@ def of_picks() -> str:
 
 
 def picks() -> str:
-    """Return the table of the picks."""
     rows = []
     for each in groups():
         layout, rate, delay, size, density = each.name
@@ -359,7 +339,6 @@ def draw(path: Path) -> None:
 
 
 def blocks() -> dict[str, str]:
-    """Return the text between each pair of marks of the page, by the name of the marks."""
     return {
         "errors": of_errors(),
         "errors by cluster": by_cluster(),
@@ -371,7 +350,6 @@ def blocks() -> dict[str, str]:
 
 
 def main() -> None:
-    """Measure, simulate, or write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     for name in ("measure", "simulate"):
         parser.add_argument(f"--{name}", action="store_true")

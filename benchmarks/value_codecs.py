@@ -42,7 +42,6 @@ def lost(distribution: str) -> dict[str, float]:
 
 
 def decoded(codec: str, values: Float32) -> Any:
-    """Return what a codec makes of values."""
     if codec == FOUR_BINS:
         return four_bins(values)
     made = VALUE_CODECS[codec]()
@@ -69,16 +68,15 @@ def bits(codec: str) -> tuple[float, float]:
     return of_value, 8 * len(make_codec(f"gap+{codec}").encode(vector)) / count
 
 
-def table() -> str:
-    """Return the table of the page."""
+def blocks() -> dict[str, str]:
     shares = [lost(name) for name in DISTRIBUTIONS]
     rows = []
     for codec in CODECS:
         of_bits = [f"{each:.2f}" for each in bits(codec)]
         shown = codec if codec == FOUR_BINS else f"`{codec}`"
         rows.append([shown, *of_bits, *(f"{100 * each[codec]:.2f} %" for each in shares)])
-    return markdown(["codec", "bits a value", "with `gap`", *DISTRIBUTIONS], rows)
+    return {"value codecs": markdown(["codec", "bits a value", "with `gap`", *DISTRIBUTIONS], rows)}
 
 
 if __name__ == "__main__":
-    rewrite(PAGE, {"value codecs": table()})
+    rewrite(PAGE, blocks())

@@ -12,7 +12,9 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
+from functools import partial
 from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -66,7 +68,6 @@ class Place:
 
     @property
     def case(self) -> Case:
-        """Return the gradient that is reduced here."""
         ranks = [range(self.ranks * node, self.ranks * (node + 1)) for node in range(self.nodes)]
         return Case(ranks, self.size, self.density)
 
@@ -116,7 +117,6 @@ def by_reducer(seconds: dict[Candidate, float]) -> dict[str, float]:
 
 
 def places() -> Iterator[Place]:
-    """Yield all cells of the map."""
     flat = [(*shape, DRAWN_INSIDE) for shape in FLAT]  # which have no links inside
     nested = [(*shape, inside) for shape in NESTED for inside in INSIDE_GBIT]
     for shape, *cell in product(flat + nested, DELAYS, GBITS, DENSITIES, SIZES):
@@ -147,23 +147,14 @@ SIMULATED = [
 def predict() -> None:
     """Write the map; speeds of computing are those of one rank alone on this machine, in processor time."""
     (profile,) = transport.simulated.run(lambda comm: probe.measure(Topology(comm)), world_size=1, cores=1)
-    rows = [
-        (*astuple(place), *compact(predicted(profile, place, computing=True)),
-         *compact(predicted(profile, place, computing=False)))
-        for place in places()
-    ]  # fmt: skip
-    checked = [
-        (
-            *astuple(place),
-            *compact(predicted(profile, place, computing=True)),
-            *compact(simulated(place)),
-        )
-        for place in SIMULATED
-    ]
+    lines: list[Any] = [{"command": command(), "machine": machine(), "speeds": asdict(profile.speeds)}]
+    for cells, other in ((places(), partial(predicted, profile, computing=False)), (SIMULATED, simulated)):
+        for place in cells:
+            on_cores = predicted(profile, place, computing=True)
+            lines.append((*astuple(place), *compact(on_cores), *compact(other(place))))
     PICTURES.mkdir(exist_ok=True)
-    first = {"command": command(), "machine": machine(), "speeds": asdict(profile.speeds)}
     with MAP.open("w") as file:
-        for line in (first, *rows, *checked):
+        for line in lines:
             file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
 
@@ -263,14 +254,9 @@ def of_simulated(given: Sequence[Cell]) -> str:
 
 def draw_map(given: Sequence[Cell], path: Path) -> None:
     """Draw the winners where a core computes for each rank: a panel a cluster and density."""
+    key_of = attrgetter("nodes", "ranks", "density", "delay", "gbit")
     wanted = {
-        (
-            each.place.nodes,
-            each.place.ranks,
-            each.place.density,
-            each.place.delay,
-            each.place.gbit,
-        ): each.on_cores
+        key_of(each.place): each.on_cores
         for each in given
         if (each.place.size, each.place.inside_gbit) == (DRAWN_SIZE, DRAWN_INSIDE)
     }
@@ -296,7 +282,6 @@ def draw_map(given: Sequence[Cell], path: Path) -> None:
 
 
 def blocks() -> dict[str, str]:
-    """Return the text between each pair of marks of the page, by the name of the marks."""
     found, simulated_too = cells()
     return {
         "dense": without_sparse(found),
@@ -306,13 +291,11 @@ def blocks() -> dict[str, str]:
 
 
 def draw() -> None:
-    """Write the tables and the picture of the page."""
     rewrite(PAGE, blocks())
     draw_map(cells()[0], PICTURES / "map.svg")
 
 
 def main() -> None:
-    """Predict if asked to, and write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--predict", action="store_true")
     if parser.parse_args().predict:

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -25,24 +25,26 @@ COMPILING = "cloudtrain: compiling CPU kernels (about 30 s; cached for later run
 MPIRUN = ("mpirun", "--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE", "-np")
 
 
-def run(*words: str, cwd: Path | None = None, timeout: int = 280) -> subprocess.CompletedProcess[str]:
-    """Run a command of this environment and return what it printed."""
+def run(
+    *words: str | Path, cwd: Path = ROOT, env: Mapping[str, str] = ENVIRONMENT, timeout: int = 280
+) -> subprocess.CompletedProcess[str]:
+    """Run a command, if nothing else is said of this environment, and return what it printed."""
     return subprocess.run(
-        words, cwd=cwd or ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=timeout, check=False
+        words, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False
     )
 
 
-def mpirun(ranks: int, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def mpirun(ranks: int, *words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run a command on real MPI ranks."""
     return run(*MPIRUN, str(ranks), *words, cwd=cwd)
 
 
-def python_on_ranks(ranks: int, program: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def python_on_ranks(ranks: int, program: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run a Python program on real MPI ranks."""
     return mpirun(ranks, sys.executable, "-c", program, cwd=cwd)
 
 
-def launch(ranks: int, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def launch(ranks: int, *words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run ``cloudtrain launch``."""
     return run("cloudtrain", "launch", "-np", str(ranks), *words, cwd=cwd)
 

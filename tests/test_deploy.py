@@ -40,13 +40,9 @@ PRTERUN = ("prterun", "--allow-run-as-root", "--bind-to", "none", "--map-by", "s
 
 
 def srun(folder):
-    """Make a command ``srun`` that starts two ranks by PMIx, as srun does; it prints its own arguments."""
+    """Make a command ``srun`` that starts two ranks by PMIx, as srun does."""
     words = " ".join((*PRTERUN, "-n", "2", "bash", "-c", f"'{AS_SRUN}'", "srun"))
-    return script(
-        folder,
-        "srun",
-        f'echo "srun $*" >&2\nwhile [[ $1 == --* ]]; do shift; done\nexec {words} "$@"',
-    )
+    return script(folder, "srun", f'while [[ $1 == --* ]]; do shift; done\nexec {words} "$@"')
 
 
 @pytest.mark.launch
@@ -84,17 +80,12 @@ def test_a_batch_script_trains_on_the_ranks_of_srun_and_ends_with_a_checkpoint_o
         "PYTHONPATH": str(ROOT),
     }
 
-    def submit():
-        command = ["bash", str(DEPLOY / "slurm.sh"), *words]
-        return subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=280, check=False
-        )
-
-    first = submit()
+    command = ["bash", DEPLOY / "slurm.sh", *words]
+    first = run(*command, env=environment)
     assert first.returncode == 75, tail(first)
     assert "SIGTERM: stopped after step " in first.stdout
     assert first.stdout.endswith("cloudtrain: status 75: the job 7 is queued again\nscontrol requeue 7\n")
-    second = submit()
+    second = run(*command, env=environment)
     assert second.returncode == 0, tail(second)
     assert "resumed from step-" in second.stdout
     (folder,) = (tmp_path / "runs").iterdir()
@@ -110,10 +101,7 @@ def test_a_batch_job_is_queued_again_where_that_can_mend_it(tmp_path, status, re
     script(tmp_path, "scontrol", 'echo "requeued: $*"')
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "8"}
     environment |= {"SLURM_RESTART_COUNT": restarts} if restarts else {}
-    command = ["bash", str(DEPLOY / "slurm.sh"), "my.yaml", "a='b c'"]
-    found = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path
-    )
+    found = run("bash", DEPLOY / "slurm.sh", "my.yaml", "a='b c'", env=environment, cwd=tmp_path)
     assert found.returncode == status, found
     first, *others = found.stdout.splitlines()
     options, command = "--mpi=pmix --kill-on-bad-exit=1 --cpus-per-task=8", ".venv/bin/cloudtrain train"
@@ -122,7 +110,7 @@ def test_a_batch_job_is_queued_again_where_that_can_mend_it(tmp_path, status, re
 
 
 def test_a_batch_script_without_a_configuration_is_one_line():
-    found = run("bash", str(DEPLOY / "slurm.sh"))
+    found = run("bash", DEPLOY / "slurm.sh")
     assert (found.returncode, found.stderr.count("\n")) == (2, 1)
 
 
@@ -215,17 +203,9 @@ def test_the_launcher_takes_hosts_and_slots_from_the_operator_s_file(tmp_path):
     shutil.copytree(DEPLOY, tmp_path / "deploy")
     script(tmp_path, ".venv/bin/cloudtrain", 'printf "%s\\n" "$@"; env | grep -c orte || true')
     (tmp_path / "hosts").write_text("j-worker-0.j.default.svc slots=4\nj-worker-1.j.default.svc slots=2\n")
-    found = subprocess.run(
-        [tmp_path / "deploy" / "launch.sh", "--restarts=5", "digits", "a=b c"],
-        env={
-            "PATH": "/usr/bin:/bin",
-            "HOSTFILE": str(tmp_path / "hosts"),
-            "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {"PATH": "/usr/bin:/bin", "HOSTFILE": str(tmp_path / "hosts")}
+    environment["OMPI_MCA_orte_keep_fqdn_hostnames"] = "true"
+    found = run(tmp_path / "deploy" / "launch.sh", "--restarts=5", "digits", "a=b c", env=environment)
     hosts = "j-worker-0.j.default.svc:4,j-worker-1.j.default.svc:2"
     command = ["launch", "-np", "6", "-H", hosts, "--restarts=5", "digits", "a=b c"]
     assert found.stdout.splitlines() == [*command, "0"]
@@ -234,20 +214,16 @@ def test_the_launcher_takes_hosts_and_slots_from_the_operator_s_file(tmp_path):
 @pytest.mark.skipif(shutil.which("sshd", path="/usr/sbin:/usr/bin") is None, reason="no sshd here")
 def test_sshd_takes_its_configuration_and_ssh_the_launcher_s(tmp_path):
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True)
-    config = (
-        (DEPLOY / "sshd_config").read_text().replace("/home/cloudtrain/.ssh/id_rsa", str(tmp_path / "key"))
-    )
-    (tmp_path / "sshd_config").write_text(config)
+    config = (DEPLOY / "sshd_config").read_text()
+    key = str(tmp_path / "key")
+    (tmp_path / "sshd_config").write_text(config.replace("/home/cloudtrain/.ssh/id_rsa", key))
     Path("/run/sshd").mkdir(exist_ok=True) if os.geteuid() == 0 else None  # as the image has it
-    found = subprocess.run(
-        ["/usr/sbin/sshd", "-T", "-f", tmp_path / "sshd_config"], capture_output=True, text=True, check=False
-    )
+    found = run("/usr/sbin/sshd", "-T", "-f", tmp_path / "sshd_config")
     assert found.returncode == 0, found.stderr
     said = found.stdout.splitlines()
     assert {"port 2222", "passwordauthentication no", "usepam no", "allowusers cloudtrain"} <= set(said)
-    ssh = ["ssh", "-F", DEPLOY / "ssh_config", "-G", "j-worker-0"]
-    found = subprocess.run(ssh, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert "port 2222" in found
+    found = run("ssh", "-F", DEPLOY / "ssh_config", "-G", "j-worker-0")
+    assert "port 2222" in found.stdout.splitlines()
 
 
 # -------------------------------------------------------------------------------------------- image

@@ -2,8 +2,6 @@
 
 import ast
 import importlib
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -11,7 +9,7 @@ from graphlib import TopologicalSorter
 
 import pytest
 
-from tests.launching import ROOT
+from tests.launching import ENVIRONMENT, ROOT, run
 
 # What takes seconds, a GPU, or a started MPI.
 HEAVY = ["tensorflow", "keras", "torch", "jax", "horovod", "cupy", "mpi4py.MPI"]
@@ -147,7 +145,7 @@ def test_only_adapters_import_what_is_heavy(heavy):
 )
 def test_importing_loads_no_framework_and_starts_no_mpi(statement):
     program = f"{statement}; import sys; print([name for name in {HEAVY} if name in sys.modules])"
-    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    finished = run(sys.executable, "-c", program)
     assert (finished.returncode, finished.stdout.strip()) == (0, "[]"), finished.stderr
 
 
@@ -161,16 +159,14 @@ def test_every_public_name_exists_and_is_listed_once(package):
 @pytest.mark.slow
 @pytest.mark.parametrize(("level", "seen"), [(None, "2"), ("1", "1")])
 def test_the_adapter_brings_tensorflow_without_its_noise_unless_the_user_has_set_a_level(level, seen):
-    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
     environment |= {"TF_CPP_MIN_LOG_LEVEL": level} if level else {}
     program = (
         "import commlib.tensorflow, faulthandler, os, sys;"
         "print(os.environ['TF_CPP_MIN_LOG_LEVEL'], 'tensorflow' in sys.modules, faulthandler.is_enabled());"
         "os.write(2, b'oneDNN custom operations are on: as others write it\\n')"
     )
-    finished = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
-    )
+    finished = run(sys.executable, "-c", program, env=environment)
     assert finished.stdout == f"{seen} True False\n"
     assert finished.stderr == "oneDNN custom operations are on: as others write it\n"
 
@@ -192,9 +188,8 @@ def test_a_training_of_another_project_is_named(tmp_path, program):
     other = tmp_path / "training"
     other.mkdir()
     (other / "__init__.py").touch()
-    variables = {**os.environ, "PYTHONPATH": str(ROOT)}  # behind the working directory
-    command = [sys.executable, "-c", program]
-    result = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, check=False)
+    variables = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}  # behind the working directory
+    result = run(sys.executable, "-c", program, env=variables, cwd=tmp_path)
     assert result.returncode == 1
     expected = f"training: expected the package of cloudtrain in {ROOT}/training, found another in {other}"
     assert expected in result.stderr.splitlines()[-1]

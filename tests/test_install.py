@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import ROOT
+from tests.launching import ROOT, run
 
 NEEDED = ["bash", "dirname", "flock", "cat", "sha256sum", "awk", "mkdir", "df", "ls", "grep", "realpath"]
 
@@ -41,8 +41,7 @@ def install(
     machine: Path, *words: str, clone: str = "clone", **environment: str
 ) -> subprocess.CompletedProcess[str]:
     variables = {"PATH": str(machine / "bin"), "HOME": str(machine), **environment}
-    command = ["bash", str(machine / clone / "scripts" / "install.sh"), *words]
-    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    return run("bash", machine / clone / "scripts" / "install.sh", *words, env=variables)
 
 
 def refusal(result: subprocess.CompletedProcess[str]) -> str:
@@ -106,9 +105,6 @@ def test_the_command_for_horovod_names_the_compiler_that_is_missing(tmp_path):
     for name in ("bash", "ls", "mkdir"):
         (tmp_path / name).symlink_to(shutil.which(name))
     variables = {**os.environ, "PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    command = [sys.executable, "-m", "training", "install-horovod"]
-    result = subprocess.run(
-        command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+    result = run(sys.executable, "-m", "training", "install-horovod", env=variables)
     assert result.returncode == 1
     assert result.stderr == "cloudtrain: needs a C++ compiler to build Horovod: apt-get install g++\n"

@@ -21,12 +21,8 @@ class Net:
     """Three dense layers with a loss, and the gradients of a batch that depends on rank and step."""
 
     def __init__(self):
-        self.variables = [
-            tf.Variable(
-                np.random.default_rng(number).normal(size=shape).astype(np.float32), name=f"w{number}"
-            )
-            for number, shape in enumerate(LAYERS)
-        ]
+        drawn = [np.random.default_rng(number).normal(size=shape) for number, shape in enumerate(LAYERS)]
+        self.variables = [tf.Variable(each, name=f"w{n}", dtype=tf.float32) for n, each in enumerate(drawn)]
 
     def gradients(self, inputs):
         with tf.GradientTape() as tape:
@@ -90,10 +86,9 @@ def test_buckets_are_submitted_in_the_order_in_which_backpropagation_yields_them
 
 def test_a_rehearsal_exchanges_nothing_and_changes_nothing():
     def body(comm):
-        net = Net()
-        with DistributedGradients(
-            Topology(comm), net.variables, CONFIGS["hitopk"], bucket_bytes=BUCKET_BYTES, overlap=True
-        ) as distributed:
+        net, options = Net(), {"bucket_bytes": BUCKET_BYTES, "overlap": True}
+        config = CONFIGS["hitopk"]
+        with DistributedGradients(Topology(comm), net.variables, config, **options) as distributed:
             step = tf.function(lambda inputs: distributed.submit_in_graph(net.gradients(inputs)))
             with distributed.rehearsal():
                 step(batch(comm.rank, 0))

@@ -1,17 +1,14 @@
 """``scripts/stages.sh``: all stages run, and the end says what failed and how to repeat it."""
 
-import subprocess
-
-from tests.launching import ROOT
+from tests import launching
 
 
-def run(*stages: str) -> subprocess.CompletedProcess[str]:
+def run(*stages):
     """Run a script of these stages as ``scripts/test.sh`` is written."""
     lines = [each if each.startswith(("start ", "join")) else f"stage {each}" for each in stages]
     script = "\n".join(["set -euo pipefail", ". scripts/stages.sh", *lines])
     # A background job of a shell without job control ignores interrupts, and so would what it starts.
-    command = ["env", "--default-signal=INT", "bash", "-c", f"{script}\nreport"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return launching.run("env", "--default-signal=INT", "bash", "-c", f"{script}\nreport")
 
 
 def test_all_stages_run_and_every_failure_is_reported_with_the_command_that_repeats_it():
@@ -26,11 +23,6 @@ def test_all_stages_run_and_every_failure_is_reported_with_the_command_that_repe
         "cloudtrain: failed, to repeat: no-such-command",
         "3 passed",
     ]
-
-
-def test_the_output_of_stages_that_pass_ends_with_their_last_line():
-    result = run("echo checked", "sh -c 'echo dots; echo 5 passed'")
-    assert (result.returncode, result.stdout) == (0, "checked\ndots\n5 passed\n")
 
 
 def test_a_stage_that_was_started_beside_others_is_shown_and_judged_where_it_is_waited_for():

@@ -1,5 +1,7 @@
 """IndexedSlices of tables stay sparse: in, on the wire, and out."""
 
+import math
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -24,7 +26,13 @@ WAYS = {
 
 
 def variables():
-    return [tf.Variable(tf.zeros(shape), name=f"v{number}") for number, shape in enumerate(SHAPES)]
+    """Return the variables, and the tables among them."""
+    made = [tf.Variable(tf.zeros(shape), name=f"v{number}") for number, shape in enumerate(SHAPES)]
+    return made, [made[number] for number in TABLES]
+
+
+def dense(tensor):
+    return tf.convert_to_tensor(tensor).numpy()
 
 
 def slices(shape, rank, step, dtype=tf.float32):
@@ -48,18 +56,16 @@ def gradients(rank, step):
 @pytest.mark.parametrize("way", WAYS)
 def test_means_of_tables_are_indexed_slices_of_the_rows_that_any_rank_has(way, traced, world_size):
     def body(comm):
-        own, seen = variables(), []
-        tables = [own[number] for number in TABLES]
-        with DistributedGradients(
-            Topology(comm), own, {"name": "dense"}, tables=tables, **WAYS[way]
-        ) as distributed:
+        (own, tables), seen = variables(), []
+        options = {"tables": tables, **WAYS[way]}
+        with DistributedGradients(Topology(comm), own, {"name": "dense"}, **options) as distributed:
             assert distributed.sizes == [150, 8, 7, 80, 5]
             assert distributed.overlaps == (way == "overlapped" and comm.size > 1)
             reduce = tf.function(distributed.reduce) if traced else distributed.reduce
             for step in range(STEPS):
                 means, finite = reduce(gradients(comm.rank, step))
                 assert bool(finite)
-                seen.append([tf.convert_to_tensor(mean).numpy() for mean in means])
+                seen.append(list(map(dense, means)))
                 for number in TABLES:
                     mean = means[number]
                     assert isinstance(mean, tf.IndexedSlices)
@@ -78,7 +84,7 @@ def test_means_of_tables_are_indexed_slices_of_the_rows_that_any_rank_has(way, t
             assert len({mean.tobytes() for mean in means}) == 1
             if way == "selected" and number in TABLES and world_size > 1:
                 continue
-            whole = [tf.convert_to_tensor(part).numpy().astype(np.float64) for part in parts]
+            whole = [dense(part).astype(np.float64) for part in parts]
             np.testing.assert_allclose(means[0], np.mean(whole, axis=0), rtol=1e-5, atol=1e-6)
 
 
@@ -87,9 +93,9 @@ def test_tables_alone_are_reduced():
         table = tf.Variable(tf.zeros((50, 3)))
         distributed = DistributedGradients(Topology(comm), [table], {"name": "dense"}, tables=[table])
         means, finite = distributed.reduce([slices((50, 3), comm.rank, 0)])
-        return tf.convert_to_tensor(means[0]).numpy(), bool(finite), distributed.buckets
+        return dense(means[0]), bool(finite), distributed.buckets
 
-    expected = np.mean([tf.convert_to_tensor(slices((50, 3), rank, 0)) for rank in range(2)], axis=0)
+    expected = np.mean([dense(slices((50, 3), rank, 0)) for rank in range(2)], axis=0)
     for mean, finite, buckets in simulated.run(body, 2):
         np.testing.assert_allclose(mean, expected, rtol=1e-6)
         assert (finite, buckets) == (True, 1)
@@ -99,8 +105,7 @@ def test_tables_alone_are_reduced():
 @pytest.mark.parametrize("bad", [0, 1], ids=["table", "vector"])
 def test_a_bad_number_in_a_table_or_in_the_vector_skips_the_whole_step(way, bad):
     def body(comm):
-        own, config = variables(), {"name": "allgather", "density": 0.2}
-        tables = [own[number] for number in TABLES]
+        (own, tables), config = variables(), {"name": "allgather", "density": 0.2}
         results = []
         for poisons in (True, False):
             distributed = DistributedGradients(Topology(comm), own, config, tables=tables, **WAYS[way])
@@ -116,7 +121,7 @@ def test_a_bad_number_in_a_table_or_in_the_vector_skips_the_whole_step(way, bad)
                     assert not bool(distributed.reduce(poisoned)[1])
                 means, finite = distributed.reduce(gradients(comm.rank, 2))
                 assert bool(finite)
-                results.append([tf.convert_to_tensor(mean).numpy().tobytes() for mean in means])
+                results.append([dense(mean).tobytes() for mean in means])
         return results[0] == results[1]
 
     assert all(simulated.run(body, 3))
@@ -124,9 +129,9 @@ def test_a_bad_number_in_a_table_or_in_the_vector_skips_the_whole_step(way, bad)
 
 def test_a_switch_leaves_the_tables_reducers_and_flushes_the_residual_of_the_vector():
     def body(comm):
-        own = variables()
+        own, tables = variables()
         config = {"name": "allgather", "density": 0.2}
-        with DistributedGradients(Topology(comm), own, config, tables=[own[0], own[3]]) as distributed:
+        with DistributedGradients(Topology(comm), own, config, tables=tables) as distributed:
             first, _ = distributed.reduce(gradients(comm.rank, 0))
             before = distributed.exchange.reducers
             distributed.exchange.set_density(0.5)
@@ -141,11 +146,7 @@ def test_a_switch_leaves_the_tables_reducers_and_flushes_the_residual_of_the_vec
                 for number, shape in enumerate(SHAPES)
             ]
             second, _ = distributed.reduce(nothing)
-            total = [
-                sum(tf.convert_to_tensor(mean).numpy() for mean in pair)
-                for pair in zip(first, second, strict=True)
-            ]
-            return total[1], second[0].indices.numpy().tolist()
+            return dense(first[1]) + dense(second[1]), second[0].indices.numpy().tolist()
 
     expected = np.mean([gradients(rank, 0)[1] for rank in range(2)], axis=0)
     for total, rows in simulated.run(body, 2):
@@ -155,8 +156,8 @@ def test_a_switch_leaves_the_tables_reducers_and_flushes_the_residual_of_the_vec
 
 def test_a_table_without_a_gradient_has_no_rows_and_is_named():
     def body(comm):
-        own = variables()
-        distributed = DistributedGradients(Topology(comm), own, {"name": "dense"}, tables=[own[0], own[3]])
+        own, tables = variables()
+        distributed = DistributedGradients(Topology(comm), own, {"name": "dense"}, tables=tables)
         given = gradients(comm.rank, 0)
         given[3] = None
         with pytest.warns(UserWarning, match="the loss does not depend on v3"):
@@ -168,13 +169,12 @@ def test_a_table_without_a_gradient_has_no_rows_and_is_named():
 
 def test_what_tables_cannot_do_is_refused():
     def body(comm):
-        own = variables()
+        own, tables = variables()
         with pytest.raises(InvalidArgument, match="^tables: expected some of the variables, 1 of 2 are"):
             DistributedGradients(Topology(comm), own, {"name": "dense"}, tables=[own[0], tf.Variable(1.0)])
-        distributed = DistributedGradients(Topology(comm), own, {"name": "dense"}, tables=[own[0], own[3]])
-        dense = [tf.zeros(shape) for shape in SHAPES]
+        distributed = DistributedGradients(Topology(comm), own, {"name": "dense"}, tables=tables)
         with pytest.raises(InvalidArgument, match="^gradients: expected IndexedSlices of v0.*, got a dense"):
-            distributed.reduce(dense)
+            distributed.reduce([tf.zeros(shape) for shape in SHAPES])
         return True
 
     assert all(simulated.run(body, 1))
@@ -204,18 +204,17 @@ def test_rows_in_any_order_are_added_up_one_after_the_other(seed, height, inner,
     np.testing.assert_array_equal(sums, expected[found])
 
 
-def test_a_row_of_which_some_entries_are_stored_has_zeros_for_the_others():
-    vector = SparseVector.from_pairs(12, [1, 2, 9], [5, 6, 7])
-    rows, values = rows_of_entries(vector, (4, 3))
-    assert rows.tolist() == [0, 3]
-    assert values.tolist() == [[0, 5, 6], [7, 0, 0]]
-
-
-def test_of_a_dense_vector_the_rows_are_those_that_are_not_all_zero():
-    vector = SparseVector(6, None, np.array([0, 0, 0, 2, 0, 0], np.float32))
-    rows, values = rows_of_entries(vector, (3, 2))
-    assert rows.tolist() == [1]
-    assert values.tolist() == [[0, 2]]
+@pytest.mark.parametrize(
+    ("indices", "entries", "shape", "rows", "values"),
+    [
+        (np.array([1, 2, 9], np.int32), [5, 6, 7], (4, 3), [0, 3], [[0, 5, 6], [7, 0, 0]]),
+        (None, [0, 0, 0, 2, 0, 0], (3, 2), [1], [[0, 2]]),
+    ],
+    ids=["sparse", "dense"],
+)
+def test_rows_of_a_vector_are_those_that_are_not_all_zero(indices, entries, shape, rows, values):
+    vector = SparseVector(math.prod(shape), indices, np.array(entries, np.float32))
+    assert [each.tolist() for each in rows_of_entries(vector, shape)] == [rows, values]
 
 
 def test_a_table_past_what_32_bits_address():

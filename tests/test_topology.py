@@ -63,13 +63,8 @@ def test_ranks_dealt_to_hosts_in_turn_are_grouped_by_host_in_order_of_appearance
     def body(comm):
         comm.host = ["zebra", "ant", "mule"][comm.rank % 3]  # as horovodrun places them with --map-by node
         topology = Topology(comm)
-        world_ranks = [
-            array.tolist()
-            for array in (
-                topology.node.allgather_ints([comm.rank]),
-                topology.stream.allgather_ints([comm.rank]),
-            )
-        ]
+        joined = topology.node, topology.stream
+        world_ranks = [each.allgather_ints([comm.rank]).tolist() for each in joined]
         return topology.nodes, topology.node_index, topology.local_rank, world_ranks
 
     seen = simulated.run(body, 6)
@@ -84,19 +79,16 @@ def test_node_and_stream_join_the_ranks_they_name(layout):
 
     def body(comm):
         topology = Topology(comm, ranks_per_node)
-        node, stream = (
-            topology.node.allgather_ints([comm.rank])[:, 0],
-            topology.stream.allgather_ints([comm.rank])[:, 0],
-        )
-        return topology.node.rank, node.tolist(), topology.stream.rank, stream.tolist()
+        joined = topology.node, topology.stream
+        return [(each.rank, each.allgather_ints([comm.rank])[:, 0].tolist()) for each in joined]
 
-    for rank, (node_rank, node, stream_rank, stream) in enumerate(simulated.run(body, world_size)):
+    for rank, (node, stream) in enumerate(simulated.run(body, world_size)):
         own = next(each for each in nodes if rank in each)
         local_rank = own.index(rank)
         # a stream beyond the smallest node's ranks joins those nodes that reach it
         across = [each[local_rank] for each in nodes if len(each) > local_rank]
-        assert (node_rank, node) == (local_rank, list(own))
-        assert (stream_rank, stream) == (across.index(rank), across)
+        assert node == (local_rank, list(own))
+        assert stream == (across.index(rank), across)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 7, 1000, 4099])
@@ -140,19 +132,18 @@ def test_traffic_is_counted_by_link_exactly(layout):
         own = next(each for each in nodes if rank in each)
         across = [each[own.index(rank)] for each in nodes if len(each) > own.index(rank)]
 
-        def sent(ranks, rank=rank):
-            return sum(4 * values(rank, other) for other in ranks if other != rank)
-
-        def received(ranks, rank=rank):
-            return sum(4 * values(other, rank) for other in ranks if other != rank)
+        def passed(intra, inter, rank=rank):
+            """What is sent to some ranks inside the node and between nodes, and received from them."""
+            pairs = [[(rank, other) for other in ranks if other != rank] for ranks in (intra, inter)]
+            sent = [sum(4 * values(*pair) for pair in each) for each in pairs]
+            received = [sum(4 * values(*reversed(pair)) for pair in each) for each in pairs]
+            return Traffic(LinkBytes(*sent), LinkBytes(*received))
 
         others = [each for each in range(world_size) if each not in own]
         assert fresh == Traffic()
-        assert world == Traffic(
-            LinkBytes(sent(own), sent(others)), LinkBytes(received(own), received(others))
-        )
-        assert in_node == Traffic(LinkBytes(intra=sent(own)), LinkBytes(intra=received(own)))
-        assert in_stream == Traffic(LinkBytes(inter=sent(across)), LinkBytes(inter=received(across)))
+        assert world == passed(own, others)
+        assert in_node == passed(own, [])
+        assert in_stream == passed([], across)
 
 
 def test_traffic_adds_and_subtracts_field_by_field():

@@ -28,6 +28,9 @@ def as_dense(vector):
     return SparseVector(vector.size, None, vector.to_dense())
 
 
+IN_BOTH = pytest.mark.parametrize("as_either", [lambda vector: vector, as_dense], ids=["sparse", "dense"])
+
+
 # ------------------------------------------------------------- index_dtype, delta, partition
 
 
@@ -120,7 +123,7 @@ def test_pairs_that_are_none_are_refused(indices, values, message):
         SparseVector.from_pairs(7, indices, values)
 
 
-def test_to_dense_is_a_new_array_of_either_representation():
+def test_to_dense_is_a_new_array_of_either_as_either():
     vector = sparse(9, {1: 2.0, 4: 3.0})
     for each in (vector, as_dense(vector)):
         each.to_dense()[:] = 7
@@ -153,9 +156,9 @@ def test_a_total_is_bitwise_the_same_sparse_dense_or_mixed(seed, size, number):
     assert sum_sparse(mixed).to_dense().tobytes() == expected
 
 
-@pytest.mark.parametrize("representation", [lambda vector: vector, as_dense], ids=["sparse", "dense"])
-def test_a_total_adds_in_the_order_given(representation):
-    large, one, minus = (representation(sparse(9, {4: value})) for value in (2.0**24, 1.0, -(2.0**24)))
+@IN_BOTH
+def test_a_total_adds_in_the_order_given(as_either):
+    large, one, minus = (as_either(sparse(9, {4: value})) for value in (2.0**24, 1.0, -(2.0**24)))
     # a float32 of 2**24 has no room for a one
     assert sum_sparse([large, one, minus]).to_dense()[4] == 0
     assert sum_sparse([large, minus, one]).to_dense()[4] == 1
@@ -189,9 +192,9 @@ def test_beyond_32_bits_nothing_is_cut_off():
     assert added.indices.dtype == added.top_k(1).indices.dtype == np.int64
 
 
-@pytest.mark.parametrize("representation", [lambda vector: vector, as_dense], ids=["sparse", "dense"])
-def test_add_to_and_subtract_from_change_the_vector_in_place(representation):
-    vector = representation(sparse(6, {1: 2.0, 4: -3.0}))
+@IN_BOTH
+def test_add_to_and_subtract_from_change_the_vector_in_place(as_either):
+    vector = as_either(sparse(6, {1: 2.0, 4: -3.0}))
     target = np.arange(6, dtype=np.float32)
     vector.add_to(target)
     np.testing.assert_array_equal(target, [0, 3, 2, 3, 1, 5])
@@ -209,9 +212,9 @@ def test_sums_in_two_tiles_are_apart():
 # ------------------------------------------------------------- slice, without, top_k and divide
 
 
-@pytest.mark.parametrize("representation", [lambda vector: vector, as_dense])
-def test_a_slice_counts_from_its_beginning(representation):
-    part = representation(sparse(20, {3: 1, 5: 2, 8: 3, 9: 4})).slice(5, 9)
+@IN_BOTH
+def test_a_slice_counts_from_its_beginning(as_either):
+    part = as_either(sparse(20, {3: 1, 5: 2, 8: 3, 9: 4})).slice(5, 9)
     assert part.to_dense().tolist() == [2, 0, 0, 3]
 
 
@@ -222,26 +225,22 @@ def test_without_leaves_the_entries_that_the_other_has_not_and_within_those_that
     assert (both.indices_or_range.tolist(), both.values.tolist()) == ([5, 8], [2, 3])
 
 
-@pytest.mark.parametrize("representation", [lambda vector: vector, as_dense], ids=["sparse", "dense"])
-def test_top_k_takes_the_largest_magnitudes_ties_by_lowest_index(representation):
-    vector = representation(sparse(20, {2: 1.0, 5: -4.0, 7: 4.0, 11: 0.5, 13: -4.0, 19: 9.0}))
+@IN_BOTH
+def test_top_k_takes_the_largest_magnitudes_ties_by_lowest_index(as_either):
+    vector = as_either(sparse(20, {2: 1.0, 5: -4.0, 7: 4.0, 11: 0.5, 13: -4.0, 19: 9.0}))
     expected = {0: [], 1: [19], 2: [5, 19], 3: [5, 7, 19], 4: [5, 7, 13, 19], 5: [2, 5, 7, 13, 19]}
     for k, indices in expected.items():
         best = vector.top_k(k)
         np.testing.assert_array_equal(best.indices, indices)
         np.testing.assert_array_equal(best.values, vector.to_dense()[indices])
         assert best.indices.dtype == np.int32
+    assert not vector.top_k(20).is_dense  # also beyond δ
+    assert vector.top_k(20).to_dense().tobytes() == vector.to_dense().tobytes()
 
 
-def test_top_k_beyond_delta_is_still_sparse_and_the_same_vector():
-    vector = as_dense(sparse(6, {1: 2.0, 4: -3.0}))
-    assert not vector.top_k(6).is_dense
-    assert vector.top_k(6).to_dense().tobytes() == vector.to_dense().tobytes()
-
-
-@pytest.mark.parametrize("representation", [lambda vector: vector, as_dense], ids=["sparse", "dense"])
-def test_divide_rounds_once_in_float32(representation):
-    divided = representation(drawn(np.random.default_rng(1), 10_000, 4_900))
+@IN_BOTH
+def test_divide_rounds_once_in_float32(as_either):
+    divided = as_either(drawn(np.random.default_rng(1), 10_000, 4_900))
     before = divided.to_dense()
     assert divided.divide(7)
     # a float64 quotient of float32 numbers, rounded to float32, is the float32 quotient
@@ -260,12 +259,7 @@ def test_divide_finds_a_value_that_is_not_finite(value, at):
 # ------------------------------------------------------------- what is refused
 
 
-def int32(*indices):
-    return np.array(indices, np.int32)
-
-
-def float32(*values):
-    return np.array(values, np.float32)
+int32, float32 = (lambda *entries, dtype=dtype: np.array(entries, dtype) for dtype in (np.int32, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -291,12 +285,12 @@ def test_what_is_no_sparse_vector_is_refused_with_received_and_expected(size, in
         SparseVector(size, indices, values)
 
 
-def test_vectors_of_different_sizes_are_not_added():
-    vectors = [SparseVector.from_dense(np.ones(size, np.float32)) for size in (5, 9)]
-    with pytest.raises(InvalidArgument, match=r"vectors: expected .* of equal size, got sizes \[5, 9\]"):
+@pytest.mark.parametrize("sizes", [[5, 9], []])
+def test_vectors_of_different_sizes_are_not_added_and_none_are_no_sum(sizes):
+    vectors = [SparseVector.from_dense(np.ones(size, np.float32)) for size in sizes]
+    with pytest.raises(InvalidArgument, match="vectors: expected .* of equal size") as caught:
         sum_sparse(vectors)
-    with pytest.raises(InvalidArgument, match=r"got sizes \[\]"):
-        sum_sparse([])
+    assert str(caught.value).endswith(f"got sizes {sizes}")
 
 
 def test_a_negative_count_is_refused():

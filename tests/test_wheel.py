@@ -4,10 +4,10 @@ The environments of these tests see packages of this one through a path file, wh
 """
 
 import shutil
-import subprocess
 import sys
 import sysconfig
 import venv
+from functools import partial
 from importlib.metadata import distribution, requires
 from pathlib import Path
 from zipfile import ZipFile
@@ -16,6 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests import launching
 from tests.launching import ENVIRONMENT, ROOT, errors, tail
 from tests.training.small import metrics_of
 from training.config.reading import located
@@ -58,8 +59,7 @@ def wheel(tmp_path_factory):
 
 
 def pip(*words: str) -> None:
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *words]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = run(sys.executable, "-m", "pip", "--disable-pip-version-check", *words, cwd=ROOT)
     assert result.returncode == 0, tail(result)
 
 
@@ -106,17 +106,13 @@ def full(wheel, tmp_path_factory):
     return environment(tmp_path_factory.mktemp("full"), wheel, SITE)
 
 
-def run(*words: object, cwd: Path, **more: str) -> "subprocess.CompletedProcess[str]":
-    environment = {**VARIABLES, **more}
-    return subprocess.run(
-        [str(word) for word in words], cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
+run = partial(launching.run, env=VARIABLES)
 
 
 @pytest.mark.slow
 @pytest.mark.launch
 def test_a_plain_installation_reduces_reads_samples_and_computes_norms(plain, tmp_path):
-    result = run(plain / "python", "-c", PLAIN, cwd=tmp_path, NUMBA_DISABLE_JIT="1")
+    result = run(plain / "python", "-c", PLAIN, cwd=tmp_path, env=VARIABLES | {"NUMBA_DISABLE_JIT": "1"})
     assert result.returncode == 0, tail(result)
     *results, place = result.stdout.splitlines()
     assert results == [str([10] * 4), str(list(range(8))), "3.0"]

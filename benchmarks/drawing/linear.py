@@ -44,7 +44,6 @@ def by_speed(records: Sequence[Record], *, dense: bool) -> list[Record]:
 
 
 def tables(results: Results) -> Iterator[str]:
-    """Yield the tables."""
     yield _as_in_the_paper(list(groups(results)))
     for own in groups(results):
         yield with_notes(of_ranks(own))

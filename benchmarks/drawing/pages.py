@@ -23,7 +23,6 @@ class Results:
 
     @classmethod
     def of(cls, path: Path) -> "Results":
-        """Read a file of JSON lines."""
         named = NAMED.fullmatch(path.name)
         if named is None:
             raise ValueError(f"{path}: expected a name as 2026-11-21-reducers.jsonl")
@@ -46,12 +45,10 @@ class Results:
 
     @property
     def link(self) -> str:
-        """Return a link to the file, as Markdown."""
         return f"[{self.path.name}](results/{self.path.name})"
 
 
 def fingerprint(records: Iterable[Record]) -> str:
-    """Return a digest of records."""
     lines = [repr((each.subject, each.case, each.seconds, each.bytes, each.more)) for each in records]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -94,7 +91,6 @@ class Page:
     measure: str
 
     def with_measured(self, text: str, found: dict[str, Results]) -> str:
-        """Return the text of the page with the newest records between its marks."""
         measured = f"Nothing has been measured yet: `{self.measure}` does.\n"
         if self.kind in found:
             link = found[self.kind].source.replace("](results/", "](../benchmarks/results/")

@@ -22,20 +22,10 @@ def rate_in_words(rate: str) -> str:
 
 
 def layout_in_words(layout: str) -> str:
-    """Return nodes and ranks on each.
-
-    >>> layout_in_words("4x2")
-    '4 × 2'
-    """
     return layout.replace("x", " × ")
 
 
 def percent(share: float) -> str:
-    """Return a share in per cent.
-
-    >>> percent(1 / 3)
-    '33 %'
-    """
     return f"{100 * share:.0f} %"
 
 

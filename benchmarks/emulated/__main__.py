@@ -154,7 +154,6 @@ def check_machine() -> None:
 
 
 def print_note(text: str) -> None:
-    """Print a line of this script, apart from the output of a command."""
     print(f"cluster: {text}", file=sys.stderr, flush=True)
 
 
@@ -209,7 +208,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command line and return the exit status."""
     given = _parser().parse_args(arguments)
     cluster = Cluster(given.state.absolute())
     os.environ["PATH"] = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"  # cron and others may leave out sbin

@@ -16,7 +16,6 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -59,7 +58,7 @@ def tap(name: str) -> int:
     return card
 
 
-def forward(cards: Sequence[int], delay: float, bytes_per_second: float) -> None:
+def forward(cards: list[int], delay: float, bytes_per_second: float) -> None:
     """Pass frames on to the card that they are addressed to, each ``delay`` seconds later.
 
     A card takes in one frame after the other, at the rate of its link.
@@ -72,7 +71,11 @@ def forward(cards: Sequence[int], delay: float, bytes_per_second: float) -> None
         readable, _, _ = select.select(cards, [], [], patience)
         now = time.monotonic()
         for card in readable:
-            frame = os.read(card, 1 << 17)
+            try:
+                frame = os.read(card, 1 << 17)
+            except OSError:  # of a node that is down
+                cards.remove(card)
+                continue
             card_of[frame[6:12]] = card
             known = card_of.get(frame[:6])
             for to in cards if known is None else [known]:  # to all: a question for an address
@@ -186,7 +189,6 @@ def call(*command: str) -> None:
 
 
 def main(state: Path, name: str) -> None:
-    """Be the switch or a node."""
     settings = json.loads((state / "settings.json").read_text())
     if name == "switch":
         switch(state, settings)

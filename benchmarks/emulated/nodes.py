@@ -118,7 +118,6 @@ class Cluster:
         raise Problem(f"{self.state}/switch.pid is held by a process without a number: end that process")
 
     def nodes(self) -> list[Node]:
-        """Return all nodes of the settings."""
         is_alive = self.switch() is not None
         return [
             Node(name, address, self._node(name) if is_alive else None)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.authors import PEERS, ExDyna, measure
+from benchmarks.authors import PEERS, ExDyna
 from commlib import Topology, make_reducer
 from commlib.transport import simulated
 from commlib.tuning.probe import Gradients
@@ -74,10 +74,3 @@ def test_reducers_apply_and_keep_what_their_authors_code_does(name, steps, count
             # sums of so many values in other orders; of powersgd, of factors with another basis
             np.testing.assert_allclose(mean, other, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(memory, residual, rtol=1e-4, atol=1e-3)
-
-
-def test_a_record_has_the_time_of_both():
-    found = measure("arctopk", Gradients(5_120), 0.05, ranks=3, steps=2)
-    assert (found.subject, found.case["ranks"], found.seconds.runs) == ("arctopk", 3, 2)
-    assert found.seconds.min > 0 < found.peer_seconds.min
-    assert found.ratio == found.peer_seconds.median / found.seconds.median

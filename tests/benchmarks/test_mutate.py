@@ -13,6 +13,7 @@ faults:
   density:
     - {id: rounds, file: commlib/density.py, old: 'round(density * size)', new: 'int(density * size)'}
     - {id: same, file: commlib/density.py, old: '# Of the first four', new: '# Of the first 4'}
+    - {id: misread, file: commlib/density.py, old: 'round(density * size)', new: '0', only: 'k_is (the'}
 """
 
 
@@ -24,6 +25,12 @@ def test_every_fault_is_one_of_the_code_as_it_is():
     assert not [test for area in areas.values() for test in area.tests if not (mutate.ROOT / test).exists()]
 
 
+@pytest.mark.parametrize("name", [".venv", ".venv-frameworks", ".venv-oldest"])
+def test_a_copy_of_the_tree_has_no_environment(tmp_path, name):
+    (tmp_path / "tree" / name).mkdir(parents=True)
+    assert list(mutate.copied(tmp_path / "tree", tmp_path / "copy").iterdir()) == []
+
+
 @pytest.mark.slow
 def test_a_fault_in_the_copy_is_found_and_one_without_effect_survives(tmp_path, capsys):
     table, file = tmp_path / "faults.yaml", mutate.ROOT / "commlib" / "density.py"
@@ -31,6 +38,9 @@ def test_a_fault_in_the_copy_is_found_and_one_without_effect_survives(tmp_path, 
     before = file.stat().st_mtime_ns
     assert mutate.main(["--faults", str(table), "--jobs", "1"]) == 1
     printed = capsys.readouterr().out
-    assert "rounds  commlib/density.py  tests/test_density.py::test_k_is_the_rounded_share" in printed
-    assert "same    commlib/density.py  SURVIVED" in printed
+    assert "rounds   commlib/density.py  tests/test_density.py::test_k_is_the_rounded_share" in printed
+    assert "same     commlib/density.py  SURVIVED" in printed
+    assert (
+        "misread  commlib/density.py  does not apply pytest cannot read: (rounded_share) and (k_is" in printed
+    )
     assert file.stat().st_mtime_ns == before

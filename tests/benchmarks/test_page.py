@@ -8,13 +8,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-import training.bench.record
 from benchmarks import claims
 from benchmarks.draw_benchmarks import FOLDER, PAGES, ROWS, fingerprints, page
 from benchmarks.drawing.pages import Results, newest, with_block
 from benchmarks.jobs import record_of
 from tests.launching import DIGITS, ROOT
-from training.bench.record import Record, Seconds, code_of
+from training.bench.record import MEASURED, Record, Seconds, code_of
 from training.config.config import load
 
 README = FOLDER / "README.md"
@@ -59,28 +58,12 @@ def test_records_of_code_that_has_changed_since_are_told_from_those_of_todays():
     today = record_of(json.loads(record.line()))
     older = replace(today, more=today.more | {"code": code_of("cache")})
     for records, is_current in (([today], True), ([today, older], False), ([record], False)):
-        results = Results("pto", FOLDER / "2026-11-28-pto.jsonl", records)
-        assert results.is_current == is_current
+        assert Results("pto", FOLDER, records).is_current == is_current
 
 
-def test_a_digest_is_of_the_code_of_a_bench_alone(monkeypatch, tmp_path):
-    def digest(text):
-        (tmp_path / "pto" / "norms.py").write_text(text)
-        code_of.cache_clear()
-        return code_of("pto")
-
-    (tmp_path / "pto").mkdir()
-    monkeypatch.setattr(training.bench.record, "TREE", tmp_path)
-    first = digest("x = 1\n")
-    assert digest('"""Norms."""\n\nx = 1\n# of what\n') == first != digest("x = 2\n")
-    code_of.cache_clear()
-
-
-def test_every_file_of_records_is_named_by_its_day_and_holds_records():
-    for path in (FOLDER / "results").glob("*.jsonl"):
-        assert re.fullmatch(r"\d{4}-\d{2}-\d{2}-[a-z0-9-]+\.jsonl", path.name)
-    for results in FOUND.values():
-        assert all(record.subject and record.seconds.runs > 0 for record in results.records)
+def test_selection_on_a_gpu_is_not_of_the_code_of_that_on_a_processor():
+    assert set(MEASURED["gpu_selection"]) - set(MEASURED["selection"]) == {"commlib/gpu"}
+    assert code_of("gpu_selection") != code_of("selection")
 
 
 @pytest.mark.slow

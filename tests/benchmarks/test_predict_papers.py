@@ -6,7 +6,6 @@ from functools import cache
 import pytest
 
 from benchmarks import predict_papers
-from benchmarks.drawing.pages import with_block
 from benchmarks.predict_papers import (
     ALGORITHMS,
     HITOPKCOMM,
@@ -18,7 +17,6 @@ from benchmarks.predict_papers import (
     fits,
     gains,
     messages,
-    tables,
 )
 from commlib import Network
 
@@ -38,15 +36,6 @@ def written(name):
     (body,) = re.findall(f"<!-- {re.escape(name)} -->\n(.*?)<!-- end -->", PAGE, re.DOTALL)
     rows = [[each.strip(" `") for each in line.strip("|").split("|")] for line in body.splitlines()]
     return [rows[0], *rows[2:]]
-
-
-# ------------------------------------------------------------- the page is of the code as it is
-
-
-def test_the_tables_of_the_page_are_those_of_the_script():
-    # To refresh: python -m benchmarks.predict_papers --write
-    for table in tables():
-        assert with_block(PAGE, table.name, table.markdown()) == PAGE, table.name
 
 
 # ------------------------------------------------------------- within the stated factors

@@ -41,14 +41,16 @@ def test_dense_ranks_train_as_one_rank_that_adds_up_as_many_parts(tmp_path):
     assert ours["loss"] == pytest.approx(others["loss"], rel=1e-6)
 
 
-def test_a_time_of_rounds_is_refused_where_no_time_is_simulated(tmp_path):
-    with refused("phases[0].round_seconds: expected none on simulated ranks", ConfigurationError):
-        simulated_ranks.train(config(tmp_path, local_steps=4, round_seconds=2), [1, 1])
-
-
-def test_checkpoints_are_refused(tmp_path):
-    with refused("checkpoints: expected none on simulated ranks", ConfigurationError):
-        simulated_ranks.train(config(tmp_path, "checkpoints.every_steps=4"), [1, 1])
+@pytest.mark.parametrize(
+    ("key", "words", "phase"),
+    [
+        ("phases[0].round_seconds", [], {"local_steps": 4, "round_seconds": 2}),
+        ("checkpoints", ["checkpoints.every_steps=4"], {}),
+    ],
+)
+def test_what_is_not_simulated_is_refused(tmp_path, key, words, phase):
+    with refused(f"{key}: expected none on simulated ranks", ConfigurationError):
+        simulated_ranks.train(config(tmp_path, *words, **phase), [1, 1])
 
 
 @pytest.mark.launch

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pto
-from benchmarks.shapes import SHAPES, entries_of
+from benchmarks.shapes import SHAPES
 from commlib import Link, Network, transport
 from tests.extent import more
 
@@ -49,7 +49,7 @@ def random_layers(seed: int) -> list[np.ndarray]:
 
 def thinned(name: str) -> list[np.ndarray]:
     """The tensors of a network, each with a fiftieth of its entries: number and proportions are true."""
-    return [draw(max(1, entries_of(shape) // 50), [7, i]) for i, shape in enumerate(SHAPES[name]())]
+    return [draw(max(1, math.prod(shape) // 50), [7, i]) for i, shape in enumerate(SHAPES[name]())]
 
 
 LISTS = {

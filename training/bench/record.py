@@ -51,6 +51,7 @@ REDUCED = (*ENTRIES, "commlib/reducers", "commlib/selection", "commlib/transport
 STEP = (*REDUCED, "commlib/exchange.py", "commlib/tensorflow", "training/run")
 MEASURED = {
     "cache": ("datacache",),
+    "gpu_selection": (*ENTRIES, "commlib/gpu"),
     "jax_exchange": (*REDUCED, "commlib/exchange.py", "commlib/jax.py"),
     "linear": (*REDUCED, "training/linear"),
     "pto": ("pto",),
@@ -225,8 +226,10 @@ def code_of(bench: str) -> str:
     state = hashlib.sha256()
     for name in MEASURED.get(bench, REDUCED):
         place = TREE / name
-        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-            state.update("\n".join([str(path.relative_to(TREE)), *code_lines(path.read_text())]).encode())
+        for path in sorted([*place.rglob("*.py"), *place.rglob("*.cu")]) if place.is_dir() else [place]:
+            text = path.read_text()
+            lines = code_lines(text) if path.suffix == ".py" else text.splitlines()
+            state.update("\n".join([str(path.relative_to(TREE)), *lines]).encode())
     return state.hexdigest()[:16]
 
 
