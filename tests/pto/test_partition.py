@@ -68,16 +68,6 @@ def test_the_papers_way_gives_runs_of_equally_many_layers():
     assert sum(own) == 161
 
 
-@pytest.mark.parametrize("parts", [2, 4, 8])
-def test_on_vgg19_slices_are_far_better_balanced_than_layers(parts):
-    sizes = SIZES["vgg19"]
-    layers, slices = pto.by_layer(sizes, parts).balance(), pto.by_slices(sizes, parts).balance()
-    assert max(sizes) / sum(sizes) == pytest.approx(0.72, abs=0.005)
-    assert layers >= max(sizes) * parts / sum(sizes)
-    assert slices <= 1.01
-    assert layers / slices >= 1.5
-
-
 def test_costs_decide_and_ties_go_by_number():
     by_cost, equal = pto.by_tensor([10, 10, 10, 10], 2, costs=[1, 5, 1, 1]), pto.by_tensor([4] * 6, 3)
     assert [[piece.tensor for piece in own] for own in by_cost.pieces] == [[1], [0, 2, 3]]
