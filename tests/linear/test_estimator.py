@@ -6,6 +6,7 @@ from scipy import sparse
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MaxAbsScaler
 
@@ -162,6 +163,12 @@ def test_data_that_does_not_fit_the_model_is_refused():
             call(matrix[:, :299], labels)
     with pytest.raises(ValueError, match="^y: expected -1 or 1, got 2$"):
         own.partial_fit(matrix, labels + 1)
+
+
+def test_a_search_may_take_its_values_from_arrays():
+    grid = {"l2": np.logspace(-4, -1, 2), "epochs": np.arange(2, 4), "intercept": np.array([True, False])}
+    search = GridSearchCV(LinearClassifier(**SLOW), grid, cv=2, error_score="raise").fit(*all_rows())
+    assert search.best_score_ > 0.5
 
 
 def test_a_matrix_whose_columns_are_out_of_order_is_not_modified():

@@ -88,8 +88,12 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         classes: npt.ArrayLike | None = None,
         before: tuple[npt.NDArray[np.float32], float] | None = None,
     ) -> "LinearClassifier":
-        given = self.get_params()
-        del given["communicator"]
+        # A search takes its values from arrays of NumPy.
+        given = {
+            name: value.item() if isinstance(value, np.generic) else value
+            for name, value in self.get_params().items()
+            if name != "communicator"
+        }
         settings, X = checked(given), _as_matrix(X)
         if np.shape(y) != X.shape[:1]:
             got = f"an array of shape {np.shape(y)}"
