@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from pto.comm import Comm
 from pto.errors import InvalidArgument
+from pto.norms import Norms
 from pto.parallel import How, Parallel, parallel
 from pto.rules import (
     BIAS_AND_NORMALISATION,
@@ -49,13 +50,6 @@ CHANGE_GRADIENTS = (
     "gradient_accumulation_steps",
 )
 """The settings of Keras' optimizers that modify the gradients of a step."""
-
-
-class Measures(Protocol):
-    """An object that computes sums of squares, such as :class:`pto.norms.Norms`."""
-
-    def squares(self, *lists: Sequence[Array]) -> Squares:
-        """Return the sums of squares of each list's tensors, float64 ``(lists, tensors)``."""
 
 
 class GivenSquares:
@@ -200,7 +194,7 @@ class LayerWise(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has 
         learning_rate: Any = None,
         *values: Any,
         exclude: str | None = BIAS_AND_NORMALISATION,
-        norms: Measures | GivenSquares | None = None,
+        norms: Norms | GivenSquares | None = None,
         name: str | None = None,
         **options: Any,
     ) -> None:
@@ -279,10 +273,8 @@ class LayerWise(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has 
         return tf.ensure_shape(squares, (2, len(weights)))
 
     def _measured(self, *tensors: Array) -> Squares:
+        assert isinstance(self.norms, Norms)  # as when this step was traced
         half = len(tensors) // 2
-        if self.norms is None or isinstance(self.norms, GivenSquares):
-            got = type(self.norms).__name__
-            raise InvalidArgument(f"norms: expected Norms, as when this step was traced, got {got}")
         return self.norms.squares(tensors[:half], tensors[half:])
 
 

@@ -121,19 +121,11 @@ class Norms:
     """
 
     def __init__(
-        self,
-        sizes: Sequence[int],
-        comm: Comm | None,
-        *,
-        lists: int = 2,
-        partition: Way = "auto",
-        name: str = "norms",
+        self, sizes: Sequence[int], comm: Comm | None, *, lists: int = 2, partition: Way = "auto"
     ) -> None:
         if partition not in WAYS:
             raise InvalidArgument(f'partition: expected one of {", ".join(WAYS)}, got "{partition}"')
-        if lists < 1:
-            raise InvalidArgument(f"lists: expected at least 1, got {lists}")
-        self.sizes, self.lists, self.name = tuple(sizes), lists, name
+        self.sizes, self.lists = tuple(sizes), lists
         self._exchange: SumsExchange | None = None
         self.choice = self._choose(comm, partition)
         self._own = self._exchange.own if self._exchange else by_tensor(self.sizes, 1).pieces[0]
@@ -171,17 +163,17 @@ class Norms:
 
     def _choose(self, comm: Comm | None, way: Way) -> Choice:
         if comm is None or comm.size == 1:
-            return Choice(False, f"{self.name} locally: there is one rank")
+            return Choice(False, "norms locally: there is one rank")
         agree_on(comm, "settings", {"lists": str(self.lists), "partition": way})
         agree_on(comm, "tensors", {f"tensor {i}": f"of {size} entries" for i, size in enumerate(self.sizes)})
         if not sum(self.sizes):
-            return Choice(False, f"{self.name} locally: there is nothing to compute")
+            return Choice(False, "norms locally: there is nothing to compute")
         if way == "auto":
             return self._measure(comm)
         if way == "local":
-            return Choice(False, f"{self.name} locally: as asked for")
+            return Choice(False, "norms locally: as asked for")
         self._exchange = SumsExchange(PARTITIONS[way](self.sizes, comm.size), comm, self.lists)
-        return Choice(True, f"{self.name} in parts by {way}: as asked for")
+        return Choice(True, f"norms in parts by {way}: as asked for")
 
     def _measure(self, comm: Comm) -> Choice:
         kernel_seconds = _kernel_seconds(comm, min(sum(self.sizes), SAMPLE_ENTRIES))
@@ -192,7 +184,7 @@ class Norms:
             part = self.lists * max(map(kernel_seconds, exchange.partition.pieces))
             candidates.append((way, Seconds(whole, part, exchange.seconds()), exchange))
         way, seconds, exchange = min(candidates, key=lambda each: each[1].part + each[1].exchange)
-        choice = choose(self.name, seconds, f"in parts by {way}")
+        choice = choose("norms", seconds, f"in parts by {way}")
         self._exchange = exchange if choice.in_parts else None
         return choice
 

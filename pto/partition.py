@@ -26,21 +26,14 @@ class Partition:
     sizes: tuple[int, ...]
     pieces: tuple[tuple[Piece, ...], ...]
 
-    def loads(self, costs: Sequence[float] | None = None) -> list[float]:
-        """Return the cost of each part; ``costs``: those of whole tensors, their entries unless given."""
-        if costs is None:
-            return [sum(piece.high - piece.low for piece in own) for own in self.pieces]
-        return [sum(self._share(piece) * costs[piece.tensor] for piece in own) for own in self.pieces]
+    def loads(self) -> list[int]:
+        """Return the number of entries of each part."""
+        return [sum(piece.high - piece.low for piece in own) for own in self.pieces]
 
-    def balance(self, costs: Sequence[float] | None = None) -> float:
+    def balance(self) -> float:
         """Return the largest load over the mean load: 1 is perfect, and the number of parts the worst."""
-        loads = self.loads(costs)
-        total = sum(loads)
+        loads, total = self.loads(), sum(self.sizes)
         return max(loads) * len(loads) / total if total else 1.0
-
-    def _share(self, piece: Piece) -> float:
-        size = self.sizes[piece.tensor]
-        return (piece.high - piece.low) / size if size else 1.0
 
 
 def by_tensor(sizes: Sequence[int], parts: int, costs: Sequence[float] | None = None) -> Partition:

@@ -56,8 +56,7 @@ class Shards:
         self.own: tuple[Piece, ...] = partition.pieces[comm.rank]
         self._comm = comm
         self._sums = SumsExchange(partition, comm, lists=2)
-        lengths = [sum(piece.high - piece.low for piece in own) for own in partition.pieces]
-        self._part_ends = np.cumsum(lengths)
+        self._part_ends = np.cumsum(partition.loads())
         # In the order of the ranks, the pieces of a tensor follow each other.
         order = list(dict.fromkeys(piece.tensor for own in partition.pieces for piece in own))
         ends = np.cumsum([self.sizes[tensor] for tensor in order])

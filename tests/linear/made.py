@@ -34,6 +34,12 @@ def rows_of(rank, rows=40, features=FEATURES):
     return Rows.of_matrix(*matrix_of(rank, rows, features))
 
 
+def all_rows(ranks=2, fewer=0):
+    """Return the matrix and the labels of all ranks, each of which has ``fewer`` rows than the one before."""
+    parts = [matrix_of(rank, 40 - fewer * rank) for rank in range(ranks)]
+    return sparse.vstack([matrix for matrix, _ in parts]).tocsr(), np.concatenate([y for _, y in parts])
+
+
 def settings_of(**given):
     plain = {"learning_rate": {"rate": 0.5, "schedule": "constant"}, "batch_size": 8, "reducer": "dense"}
     return checked({**plain, **given})

@@ -4,13 +4,12 @@ import math
 
 import numpy as np
 import pytest
-from scipy import sparse
 from sklearn.linear_model import LogisticRegression
 
 from commlib import Topology
 from commlib.transport import simulated
 from tests.extent import more
-from tests.linear.made import FEATURES, matrix_of, rows_of, settings_of, value_of
+from tests.linear.made import FEATURES, all_rows, rows_of, settings_of, value_of
 from training.linear import LinearClassifier
 from training.linear.solvers import CoordinateDescent
 
@@ -35,16 +34,11 @@ def run(ranks, passes, reducer="allgather", **given):
     return simulated.run(body, ranks)
 
 
-def parts(ranks):
-    given = [matrix_of(rank, 40 - rank) for rank in range(ranks)]
-    return sparse.vstack([matrix for matrix, _ in given]).tocsr(), np.concatenate([y for _, y in given])
-
-
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("given", [{}, {"loss": "squared_hinge", "l1": 0.005}, {"l1": 0.01}], ids=str)
 def test_every_pass_comes_nearer_to_the_optimum(size, given):
     seen = run(size, 60, **given)
-    matrix, labels = parts(size)
+    matrix, labels = all_rows(size, fewer=1)
     settings = settings_of(**GIVEN, **given)
     weights, intercept, values = seen[0]
     assert values[-1] == pytest.approx(value_of(settings, matrix, labels, weights, intercept), rel=1e-5)

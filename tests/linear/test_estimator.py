@@ -6,22 +6,18 @@ from scipy import sparse
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MaxAbsScaler
 
 from commlib import REDUCERS, Link, Network, SparseVector, Topology
 from commlib.transport import simulated
-from tests.linear.made import matrix_of, value_of
+from tests.linear.made import all_rows, matrix_of, value_of
 from training.linear import LinearClassifier
 from training.linear.config import Settings
 from training.linear.solver import choose
 
 SLOW = {"learning_rate": {"rate": 2.0, "schedule": "power"}, "batch_size": 10}
-
-
-def all_rows(ranks=2):
-    parts = [matrix_of(rank) for rank in range(ranks)]
-    return sparse.vstack([matrix for matrix, _ in parts]).tocsr(), np.concatenate([y for _, y in parts])
 
 
 def test_it_comes_near_the_optimum_that_scikit_learn_finds():
@@ -167,6 +163,21 @@ def test_data_that_does_not_fit_the_model_is_refused():
             call(matrix[:, :299], labels)
     with pytest.raises(ValueError, match="^y: expected -1 or 1, got 2$"):
         own.partial_fit(matrix, labels + 1)
+
+
+def test_a_search_may_take_its_values_from_arrays():
+    grid = {"l2": np.logspace(-4, -1, 2), "epochs": np.arange(2, 4), "intercept": np.array([True, False])}
+    search = GridSearchCV(LinearClassifier(**SLOW), grid, cv=2, error_score="raise").fit(*all_rows())
+    assert search.best_score_ > 0.5
+
+
+def test_a_matrix_whose_columns_are_out_of_order_is_not_modified():
+    matrix, labels = all_rows()
+    parts = [part.copy() for part in (matrix.data[::-1], matrix.indices[::-1], matrix.indptr)]
+    for part in parts:
+        part.flags.writeable = False  # as joblib gives the matrices of a search to its workers
+    for solver in ("sgd", "coordinate"):
+        LinearClassifier(solver=solver, epochs=1).fit(sparse.csr_array(tuple(parts)), labels)
 
 
 def test_rows_may_be_lists():

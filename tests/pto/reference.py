@@ -44,34 +44,6 @@ class Lars(Momentum):
 
 
 @dataclass
-class Lamb:
-    beta_1: float = 0.9
-    beta_2: float = 0.999
-    epsilon: float = 1e-6
-    weight_decay: float = 0.0
-    least_norm: float = 0.0
-    largest_norm: float = np.inf
-    excluded: bool = False
-    step: int = 0
-    moments: list = field(default_factory=lambda: [0.0, 0.0])
-
-    def moved(self, weight, gradient, rate):
-        self.step += 1
-        first, second = self.moments
-        first = self.beta_1 * first + (1 - self.beta_1) * gradient
-        second = self.beta_2 * second + (1 - self.beta_2) * gradient**2
-        self.moments = [first, second]
-        unbiased = first / (1 - self.beta_1**self.step), second / (1 - self.beta_2**self.step)
-        update = unbiased[0] / (np.sqrt(unbiased[1]) + self.epsilon)
-        if self.excluded:
-            return weight - rate * update
-        update = update + self.weight_decay * weight
-        clipped = min(max(norm(weight), self.least_norm), self.largest_norm)
-        ratio = clipped / norm(update) if clipped > 0 and norm(update) > 0 else 1.0
-        return weight - rate * ratio * update
-
-
-@dataclass
 class Adam:
     beta_1: float = 0.9
     beta_2: float = 0.999
@@ -84,6 +56,9 @@ class Adam:
     moments: list = field(default_factory=lambda: [0.0, 0.0])
 
     def moved(self, weight, gradient, rate):
+        return weight - rate * self.update(weight, gradient)
+
+    def update(self, weight, gradient):
         self.step += 1
         decay = 0.0 if self.excluded else self.weight_decay * weight
         if not self.is_apart:
@@ -96,7 +71,21 @@ class Adam:
         first = first / (1 - self.beta_1**self.step)
         second = second / (1 - self.beta_2 ** min(self.step, self.freeze_variance))
         update = first / (np.sqrt(second) + self.epsilon)
-        return weight - rate * (update + decay if self.is_apart else update)
+        return update + decay if self.is_apart else update
+
+
+@dataclass
+class Lamb(Adam):
+    epsilon: float = 1e-6
+    is_apart: bool = True
+    least_norm: float = 0.0
+    largest_norm: float = math.inf
+
+    def moved(self, weight, gradient, rate):
+        update = self.update(weight, gradient)
+        clipped = min(max(norm(weight), self.least_norm), self.largest_norm)
+        has_ratio = not self.excluded and clipped > 0 and norm(update) > 0
+        return weight - rate * (clipped / norm(update) if has_ratio else 1.0) * update
 
 
 @dataclass

@@ -13,6 +13,7 @@ from pto.keras import ADAM, ADAMW, LAMB, LARS, MUON
 from pto.sharded import ShardedUpdate, restore, state_of
 from tests.extent import more
 from tests.pto import reference
+from tests.pto.variables import SIZES, applied, same, variables_of
 
 WITHOUT_NORMS = {
     "sgd": lambda: keras.optimizers.SGD(0.5, momentum=0.9),
@@ -34,23 +35,6 @@ ALL = {**WITHOUT_NORMS, **WITH_NORMS, **BY_TENSOR}
 # One of each kind of state: none, a momentum, two moments of which one stays, with norms, of whole matrices.
 STATEFUL = ["sgd-plain", "sgd", "adam-frozen", "lamb", "muon"]
 STATEFUL += more(*sorted(ALL.keys() - STATEFUL))
-SIZES = [int(np.prod(shape)) for shape in reference.SHAPES]
-
-
-def variables_of(weights):
-    names = [name.replace("/", "_") for name in reference.NAMES]
-    return [
-        keras.Variable(weight, dtype="float32", name=name)
-        for weight, name in zip(weights, names, strict=True)
-    ]
-
-
-def applied(update, variables, gradients, traced=False):
-    """The weights after all steps, as NumPy arrays; ``update``: sharded or not, and built."""
-    apply = tf.function(lambda step: update.apply(step, variables)) if traced else update.apply
-    for step in gradients:
-        apply([tf.constant(gradient) for gradient in step])
-    return [variable.numpy() for variable in variables]
 
 
 def unsharded(make, weights, gradients, traced=False):
@@ -67,32 +51,25 @@ def sharded(make, comm, weights, gradients, traced=False):
     return update, variables, applied(update, variables, gradients, traced)
 
 
-def same(left, right):
-    return all(np.array_equal(one, other) for one, other in zip(left, right, strict=True))
+def expect_same(name, found, expected):
+    """Expect the weights to be equal; bitwise if the optimizer has no norms and no products of matrices."""
+    for weight, whole in zip(found, expected, strict=True):
+        # The unsharded one adds its squares in float32, so its ratios are off by some 2⁻²⁴. TensorFlow may
+        # compile the products of two graphs differently.
+        atol = 0 if name in WITHOUT_NORMS else 3e-6 * np.abs(whole).max()
+        np.testing.assert_allclose(weight, whole, rtol=0, atol=atol)
 
 
 @pytest.mark.world_sizes(3)
 @pytest.mark.parametrize("traced", [True, *more(False)])
-@pytest.mark.parametrize("make", WITHOUT_NORMS.values(), ids=WITHOUT_NORMS)
-def test_without_norms_an_update_in_parts_is_bitwise_the_whole_one(make, traced, ranks):
-    weights, gradients = reference.weights_and_gradients(5)
-    _, _, expected = unsharded(make, weights, gradients, traced)
-    for of_rank in ranks.run(lambda comm: sharded(make, comm, weights, gradients, traced)[2]):
-        assert same(of_rank, expected)
-
-
-@pytest.mark.world_sizes(3)
-@pytest.mark.parametrize("traced", [True, *more(False)])
-@pytest.mark.parametrize("make", WITH_NORMS.values(), ids=WITH_NORMS)
-def test_norms_of_pieces_give_the_weights_of_whole_norms_bitwise_equal_on_all_ranks(make, traced, ranks):
+@pytest.mark.parametrize("name", ALL)
+def test_an_update_in_parts_is_the_whole_one_and_bitwise_equal_on_all_ranks(name, traced, ranks):
     weights, gradients = reference.weights_and_gradients(10)
-    _, _, expected = unsharded(make, weights, gradients)
-    results = ranks.run(lambda comm: sharded(make, comm, weights, gradients, traced)[2])
+    _, _, expected = unsharded(ALL[name], weights, gradients, traced)
+    results = ranks.run(lambda comm: sharded(ALL[name], comm, weights, gradients, traced)[2])
     for of_rank in results:
         assert same(of_rank, results[0])
-        for weight, whole in zip(of_rank, expected, strict=True):
-            # The unsharded one adds its squares in float32, so its ratios are off by some 2⁻²⁴.
-            np.testing.assert_allclose(weight, whole, rtol=0, atol=3e-6 * np.abs(whole).max())
+        expect_same(name, of_rank, expected)
 
 
 @pytest.mark.world_sizes(3)
@@ -111,23 +88,15 @@ def test_a_rank_holds_its_share_of_the_bytes_of_the_slots(name, ranks):
     assert max(shares) - min(shares) <= slots // sum(SIZES)  # slices differ by one entry at most
 
 
-@pytest.mark.world_sizes(3)
-def test_a_rank_orthogonalises_and_holds_whole_matrices_of_about_equal_work(ranks):
-    weights, gradients = reference.weights_and_gradients(10)
-    _, _, expected = unsharded(BY_TENSOR["muon"], weights, gradients, traced=True)
+def test_a_rank_holds_whole_matrices_of_about_equal_work():
+    weights, _ = reference.weights_and_gradients(0)
 
     def body(comm):
-        update, _, moved = sharded(BY_TENSOR["muon"], comm, weights, gradients, traced=True)
-        return moved, [piece.tensor for piece in update._shards.own]
+        update, _, _ = sharded(BY_TENSOR["muon"], comm, weights, [])
+        return [piece.tensor for piece in update._shards.own]
 
-    results = ranks.run(body)
     # Work: of number 4 its 30 entries × 5 columns, of number 5 its 72 × 2, of all others their 21 entries.
-    assert [own for _, own in results] == [[4], [5], [0, 1, 2, 3]]
-    for moved, _ in results:
-        assert same(moved, results[0][0])
-        for weight, whole in zip(moved, expected, strict=True):
-            # TensorFlow may compile the products of the two graphs differently.
-            np.testing.assert_allclose(weight, whole, rtol=0, atol=3e-6 * np.abs(whole).max())
+    assert simulated.run(body, 3) == [[4], [5], [0, 1, 2, 3]]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -184,10 +153,7 @@ def test_a_phase_may_be_sharded_and_the_next_not(name, ranks):
         return applied(optimizer, variables, gradients[6:])
 
     for of_rank in ranks.run(body):
-        for weight, whole in zip(of_rank, expected, strict=True):
-            # As above; bitwise where there are no norms.
-            atol = 0 if name in WITHOUT_NORMS else 3e-6 * np.abs(whole).max()
-            np.testing.assert_allclose(weight, whole, rtol=0, atol=atol)
+        expect_same(name, of_rank, expected)
 
 
 @pytest.mark.parametrize("name", ["sgd", "lars", "lamb"])

@@ -189,6 +189,12 @@ def test_a_model_that_diverged_has_an_infinite_perplexity():
     assert evaluated(LanguageModel(), Bigrams(table), 1).values["perplexity"] == math.inf
 
 
+def test_a_test_in_which_no_token_is_hidden_gives_nan():
+    tested = evaluated(MaskedLanguageModel(share=1e-9), Bigrams(np.zeros((VOCABULARY, VOCABULARY))), 2)
+    assert tested.count == 0
+    assert list(map(math.isnan, tested.values.values())) == [True, True]
+
+
 # ------------------------------------------------------------------------------------------ masks
 
 

@@ -28,6 +28,7 @@ from training.config.schema import (
     name_in,
     problem,
     record_in,
+    reported,
 )
 from training.linear.generated import SHAPES, generate
 from training.linear.kernels import CURVATURES, LOSSES
@@ -103,10 +104,8 @@ def _check_reducer(record: ReducerRecord) -> None:
     if name == AUTO and options:
         raise problem(f"expected none with {AUTO}, got {', '.join(options)}", key="reducer")
     if name != AUTO:
-        try:
+        with reported("reducer"):
             check_options(name, lossless(name) | options)
-        except InvalidArgument as error:
-            raise problem(str(error), key="reducer") from error
 
 
 def lossless(name: str) -> dict[str, Any]:

@@ -21,8 +21,6 @@ from training.linear.config import checked
 from training.linear.rows import LARGEST_VALUE, Rows
 from training.linear.solvers import make_solver
 
-CLASSES = DIMENSIONS = 2
-
 
 class LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Logistic regression, or a linear support vector machine, for two classes.
@@ -90,8 +88,12 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
         classes: npt.ArrayLike | None = None,
         before: tuple[npt.NDArray[np.float32], float] | None = None,
     ) -> "LinearClassifier":
-        given = self.get_params()
-        del given["communicator"]
+        # A search takes its values from arrays of NumPy.
+        given = {
+            name: value.item() if isinstance(value, np.generic) else value
+            for name, value in self.get_params().items()
+            if name != "communicator"
+        }
         settings, X = checked(given), _as_matrix(X)
         if np.shape(y) != X.shape[:1]:
             got = f"an array of shape {np.shape(y)}"
@@ -148,7 +150,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
 def _both(topology: Topology, found: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the two classes of all ranks, sorted."""
     classes: npt.NDArray[Any] = np.unique(np.concatenate(topology.world.allgather_objects(found)))
-    if len(classes) != CLASSES:
+    if len(classes) != 2:
         got = f"{len(classes)}: {', '.join(map(str, classes[:5]))}"
         raise InvalidArgument(f"y: expected two classes, got {got}")
     return classes
@@ -157,7 +159,7 @@ def _both(topology: Topology, found: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _as_matrix(X: Any) -> Any:
     """Return rows as an array, sparse if they are; raise ``InvalidArgument`` unless all are finite."""
     matrix = sparse.csr_array(X) if sparse.issparse(X) else np.asarray(X)
-    if matrix.ndim != DIMENSIONS:
+    if matrix.ndim != 2:
         raise InvalidArgument(f"X: expected rows and columns, got an array of shape {matrix.shape}")
     values: Any = matrix.data if sparse.issparse(X) else matrix
     if not (is_finite := np.abs(values) <= LARGEST_VALUE).all():

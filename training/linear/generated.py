@@ -39,6 +39,7 @@ def generate(shape: Shape, low: int, high: int, seed: int) -> Rows:
     drawn = [_block(shape, number, seed) for number in blocks]
     first = low - blocks.start * BLOCK
     columns = sparse.vstack([each for each, _ in drawn], format="csr")[first : first + high - low]
+    columns.sort_indices()  # in place: rows whose columns are out of order are copied
     labels = np.concatenate([each for _, each in drawn])[first : first + high - low]
     return Rows.of_matrix(columns, labels, shape.features)
 

@@ -18,7 +18,7 @@ class Model:
     """
 
     def __init__(self, settings: Settings, features: int) -> None:
-        self.settings, self.features = settings, features
+        self.settings = settings
         self.size = features + settings.intercept
         self._loss = LOSSES[settings.loss]
         seen = np.zeros(features if settings.l1 else 0)

@@ -38,12 +38,14 @@ class Rows:
     def of_matrix(cls, matrix: Any, labels: npt.ArrayLike, features: int | None = None) -> "Rows":
         """Return the rows of a NumPy or SciPy matrix; ``labels`` as in :data:`LABELS`.
 
-        Arrays of the right type are shared.
+        Arrays of the right type are shared, and not modified.
         """
         from scipy import sparse
 
         compressed = sparse.csr_array(matrix)
-        compressed.sum_duplicates()  # which sorts the columns of each row
+        if not compressed.has_canonical_format:
+            compressed = compressed.copy()
+            compressed.sum_duplicates()  # which sorts the columns of each row
         features = compressed.shape[1] if features is None else features
         own = Matrix(
             starts=compressed.indptr.astype(np.int64, copy=False),

@@ -55,7 +55,7 @@ def run(comm: Communicator, loaded: Loaded, dry_path: str | None) -> None:
 
 def _run(solver: Solver, test: Rows | None, folder: RunFolder | None, config: LinearConfig) -> None:
     """Take all passes; the rank with the folder reports them and writes the model."""
-    _begin(solver, folder, config)
+    all_or_exit(solver.topology.world, lambda: _begin(solver, folder, config))
     for _ in range(config.epochs):
         done = solver.run_pass()
         reached = solver.value()
@@ -65,12 +65,17 @@ def _run(solver: Solver, test: Rows | None, folder: RunFolder | None, config: Li
         accuracy = None if test is None else share_right(solver, test)
         if folder is not None:
             _report(folder, solver, done, reached, accuracy)
-    if folder is not None:
-        content = io.BytesIO()
-        np.savez(content, weights=solver.model.weights, intercept=solver.model.intercept)
-        with unwritable(f"{folder.path / MODEL}: expected room for it"):
-            write_whole(folder.path / MODEL, content.getvalue())
-        print_line(f"files: {folder.path}")
+    all_or_exit(solver.topology.world, lambda: _save(solver, folder))
+
+
+def _save(solver: Solver, folder: RunFolder | None) -> None:
+    if folder is None:
+        return
+    content = io.BytesIO()
+    np.savez(content, weights=solver.model.weights, intercept=solver.model.intercept)
+    with unwritable(f"{folder.path / MODEL}: expected room for it"):
+        write_whole(folder.path / MODEL, content.getvalue())
+    print_line(f"files: {folder.path}")
 
 
 def _begin(solver: Solver, folder: RunFolder | None, config: LinearConfig) -> None:

@@ -185,6 +185,7 @@ class CoordinateDescent(Solver):
         first = "allgather" if name == AUTO else name
         self.reducer = make_lossless(first, topology, self.model.size, options)
         self._active, squares = self._sums_of_squares()
+        self._features = len(self._active) - settings.intercept  # the intercept's column comes last
         self._slices = partition(len(self._active), topology.world.size)
         self.steps = -(-int(np.diff(self._slices).max()) // settings.coordinates)
         self._curvatures = self._bounds_of_curvature(squares)
@@ -247,16 +248,12 @@ class CoordinateDescent(Solver):
 
     def _weights(self) -> Float64:
         """Return the weights of the columns that there are, the last of which may be the intercept."""
-        weights = np.empty(len(self._active))
-        is_feature = self._active < self.rows.features
-        weights[is_feature] = self.model.weights[self._active[is_feature]]
-        weights[~is_feature] = self.model.intercept
-        return weights
+        of_features = self.model.weights[self._active[: self._features]].astype(np.float64)
+        return np.append(of_features, [self.model.intercept] * self.settings.intercept)
 
     def _set_weights(self, weights: Float64) -> None:
         own = self.model.weights
-        is_feature = self._active < self.rows.features
-        own[self._active[is_feature]] = weights[is_feature]
+        own[self._active[: self._features]] = weights[: self._features]
         self.model.set_weights(own, float(weights[-1]) if self.settings.intercept else 0.0)
 
     def _blocks(self) -> Iterator[Int64]:

@@ -1,6 +1,6 @@
 """Models by name: of the table, of an entry point ``cloudtrain.models``, or by an import path."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import ValidationError, model_validator
 
 from commlib import registry
-from commlib.errors import InvalidArgument, shown
+from commlib.errors import InvalidArgument
 from training.config.schema import Count, Record, describe, expect, is_number, problem
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Signature:
     """How the builder of a kind of model is called: ``build(*arguments, **given, **options)``.
 
-    ``given``: keywords, false by default, that follow from a key of the configuration: by keyword, that key.
+    ``given``: keywords, each true if a key of the configuration is given: by keyword, that key.
 
     >>> print(IMAGES)
     build(channels, classes, *, normalised=False) -> keras.Model
@@ -230,7 +230,7 @@ MODELS: dict[str, Callable[..., "keras.Model"]] = {
 }
 
 
-def check_model(name: str, options: Mapping[str, Any], signature: Signature = IMAGES) -> Any:
+def check_model(name: str, options: Mapping[str, Any], signature: Signature) -> Any:
     """Return the named builder; raise ``InvalidArgument`` unless it has the signature and these options.
 
     A builder that has a ``kind`` is only called by that kind of signature.
@@ -251,19 +251,3 @@ def check_model(name: str, options: Mapping[str, Any], signature: Signature = IM
     except InvalidArgument as error:
         raise InvalidArgument(f"{error}; expected {signature} and options of its own") from error
     return builder
-
-
-def make_model(
-    name: str,
-    signature: Signature,
-    arguments: Sequence[Any],
-    options: Mapping[str, Any],
-    given: Mapping[str, Any] | None = None,
-) -> "keras.Model":
-    """Return a new model; raises a ``ValueError`` of one line if its builder returns something else."""
-    import keras
-
-    model = check_model(name, options, signature)(*arguments, **(given or {}), **options)
-    if not isinstance(model, keras.Model):
-        raise InvalidArgument(f"model {name}: expected {signature}, got {shown(model)} from it")
-    return model

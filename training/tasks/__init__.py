@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, model_validator
 from commlib import registry
 from commlib.errors import InvalidArgument
 from training.config.records import AnyPhase, Phase
-from training.config.schema import PartRecord, imported, part_in, problem
+from training.config.schema import PartRecord, imported, part_in, reported
 from training.tasks.image_classification import ImageClassification
 from training.tasks.language_model import LanguageModel, MaskedLanguageModel
 from training.tasks.task import (
@@ -66,10 +66,8 @@ class TaskRecord(PartRecord):
     @model_validator(mode="after")
     def _takes_what_is_given(self) -> "TaskRecord":
         if self.kind is not None:
-            try:
+            with reported():
                 self.check()
-            except ValueError as error:
-                raise problem(str(error)) from error
         return self
 
     @property

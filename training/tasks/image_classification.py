@@ -15,7 +15,7 @@ from training.config.records import AnyConfig, CropShare, DatasetRecord, Part
 from training.config.schema import Count, Positive, Record, imported, problem
 from training.datasets import ImageDataset
 from training.datasets.synthetic import ImageFacts, synthetic
-from training.models import IMAGES, MODELS, make_model
+from training.models import IMAGES, MODELS
 from training.tasks.task import (
     EpochSize,
     Evaluation,
@@ -173,11 +173,6 @@ class ImageClassification(Task):
             Reading(order, boxes or CentreCrop(ratio=1.0, **crop), stored),
             Reading(test_order, CentreCrop(ratio=phase.validation_crop, **crop), test_stored),
         )
-
-    def make_model(self, config: AnyConfig, dataset: ImageDataset) -> Any:
-        given = {"normalised": config.normalise is not None}
-        arguments = dataset.channels, dataset.classes
-        return make_model(config.model.name, IMAGES, arguments, config.model.options, given)
 
     def specs(self, phase: ImagePhase, samples: Samples) -> Sequence[Any]:
         import tensorflow as tf

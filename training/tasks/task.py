@@ -3,6 +3,7 @@
 The loop knows no task by name. docs/own_parts.md shows how to write one.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from commlib import Communicator
+from commlib.errors import InvalidArgument, shown
 from datacache import Batch, BatchOrder, Collation, Manifest, Preprocessing
 from training.config.records import AnyConfig, DatasetRecord, Phase
 from training.datasets import Dataset
-from training.models import Signature, make_model
+from training.models import Signature, check_model
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ class Means(Evaluation):
     """Metrics that are means over samples or tokens.
 
     ``numbers(batch)`` returns, by metric, the numbers of the samples or tokens of this rank's batch that
-    count, in arrays of equal length. Sums are float64 and added up in the order of the ranks.
+    count, in arrays of equal length. Sums are float64 and added up in the order of the ranks. Means over none
+    are NaN.
     """
 
     def __init__(self, numbers: Callable[[Batch], Mapping[str, npt.NDArray[Any]]]) -> None:
@@ -119,7 +122,8 @@ class Means(Evaluation):
         of_ranks = comm.allgather_objects((own, count))
         total = sum(count for _, count in of_ranks)
         names = dict.fromkeys(name for sums, _ in of_ranks for name in sums)  # a rank may have no batch
-        means = {name: sum(sums.get(name, 0.0) for sums, _ in of_ranks) / total for name in names}
+        sums = {name: sum(each.get(name, 0.0) for each, _ in of_ranks) for name in names}
+        means = {name: each / total if total else math.nan for name, each in sums.items()}
         return Tested(means, total)
 
 
@@ -235,8 +239,15 @@ class Task(ABC):
 
     def make_model(self, config: AnyConfig, dataset: Any) -> Any:
         """Return a new model; ``ValueError`` of one line if it is invalid."""
-        arguments = [getattr(dataset, name) for name in self.signature.arguments]
-        return make_model(config.model.name, self.signature, arguments, config.model.options)
+        import keras
+
+        name, options, signature = config.model.name, config.model.options, self.signature
+        arguments = [getattr(dataset, each) for each in signature.arguments]
+        given = {keyword: getattr(config, key) is not None for keyword, key in signature.given.items()}
+        model = check_model(name, options, signature)(*arguments, **given, **options)
+        if not isinstance(model, keras.Model):
+            raise InvalidArgument(f"model {name}: expected {signature}, got {shown(model)} from it")
+        return model
 
     @abstractmethod
     def specs(self, phase: Any, samples: Samples) -> Sequence[Any]:
