@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
+from training.config.run_files import mapping, mappings
 from training.report.curves import goal_of
-from training.report.run import Epoch, Phase, Record, Run, mapping, mappings, named, number, text, whole
+from training.report.run import Epoch, Phase, Record, Run, named, number, text, whole
 from training.report.style import STAGES
 from training.report.texts import METRICS, NOTHING, bytes_shown, duration, percent, plain, shown_by
 

@@ -14,7 +14,7 @@ from typing import Any
 from commlib.density import exponential
 from datacache.escaping import escaped
 from training.config.reading import parsed_file
-from training.config.run_files import CONFIG, DAWNBENCH, METRICS, SUMMARY, object_of
+from training.config.run_files import CONFIG, DAWNBENCH, METRICS, SUMMARY, mapping, mappings, object_of
 from training.config.schema import ConfigurationError
 from training.config.secrets import mask
 
@@ -119,16 +119,6 @@ def text(value: Any) -> str:
     """Return a text, a number as text, and an empty text for anything else."""
     is_shown = isinstance(value, str | int | float) and not isinstance(value, bool)
     return escaped(str(value)) if is_shown else ""
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    """Return a record, an empty one for anything else."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def mappings(value: Any) -> list[Mapping[str, Any]]:
-    """Return the records of a list."""
-    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
 
 
 def named(value: Any) -> str:
