@@ -208,10 +208,14 @@ def test_a_reducer_that_declares_no_cost_has_no_prediction(monkeypatch):
     ("words", "word"),
     [
         (("selection", "--density", "2"), "density"),
+        (("selection", "--size", "0"), "--size"),
         (("reducers", "--size", "0"), "--size"),
         (("reducers", "--reducer", "hitopkk"), '"hitopkk"'),
         (("reducers", "--wire", "gap", "--reducer", "dense"), "--wire"),
         (("cache", "/nowhere"), "/nowhere"),
+        (("train", "imagenet_resnet50_dawnbench", "dataset.path=/none"), "/none: no such folder"),
+        (("train", "digits", "ranks_per_node=[2,1]"), "expected counts that add to 1 ranks"),
+        (("train", "digits", "model=nonesuch:linear"), "there is no module nonesuch"),
     ],
 )
 def test_a_bad_value_is_one_line_and_status_2(words, word):
