@@ -12,18 +12,23 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from commlib.errors import shown
 from training.checkpoint.serialization import check_format, expect_equal, parsed
-from training.config import run_files
 from training.config.reading import parsed_file
-from training.config.run_files import CONFIG, METRICS, RECEIPT, RUN, SUMMARY, mapping, mappings, object_of
+from training.config.run_files import (
+    CONFIG,
+    FILES,
+    METRICS,
+    RECEIPT,
+    RUN,
+    SUMMARY,
+    mapping,
+    mappings,
+    object_in,
+    object_of,
+)
 from training.config.schema import ConfigurationError
 from training.source import Source
 
 FORMAT = 1
-FILES = (
-    *(run_files.RUN, run_files.CONFIG, run_files.METRICS, run_files.SUMMARY, run_files.WEIGHTS),
-    *(run_files.DAWNBENCH, run_files.DAWNBENCH_LINES, run_files.MLLOG),
-)
-"""The files of a run's folder whose digests are in its receipt."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,7 @@ class Receipt:
     @classmethod
     def read(cls, folder: Path) -> "Receipt":
         """Return the receipt of a run; ``ValueError`` names the file if it is missing or damaged."""
-        path = folder / run_files.RECEIPT
+        path = folder / RECEIPT
         try:
             content = path.read_bytes()
         except OSError as error:
@@ -242,7 +247,7 @@ def _of_files(folder: Path, receipt: Receipt) -> Iterator[str]:
 
 
 def _of_run(folder: Path, receipt: Receipt) -> Iterator[str]:
-    if (identity := _object_in(folder / RUN).get("identity")) != receipt.identity:
+    if (identity := object_in(folder / RUN).get("identity")) != receipt.identity:
         yield f"{folder / RUN}: expected identity {receipt.identity}, got {shown(identity)}"
     if (problem := _config_problem(folder, receipt.processes[-1])) is not None:
         yield problem
@@ -326,7 +331,7 @@ def _of_summary(folder: Path, records: list[Record]) -> Iterator[str]:
     path = folder / SUMMARY
     if not path.exists():
         return
-    summary = _object_in(path)
+    summary = object_in(path)
     last = next((each for each in reversed(records) if each["kind"] == "summary"), {})
     tested = next((each for each in reversed(records) if each["kind"] == "epoch" and each.get("tested")), {})
     ended = _differences(path, summary, {key: last[key] for key in last if key != "kind"})
@@ -341,13 +346,6 @@ def _differences(path: Path, summary: Record, record: Record) -> Iterator[str]:
     for key, value in record.items():
         if summary.get(key) != value:
             yield f"{path}: {key}: expected {shown(value)} as in {METRICS}, got {shown(summary.get(key))}"
-
-
-def _object_in(path: Path) -> Record:
-    try:
-        return object_of(path.read_bytes())
-    except OSError:
-        return {}
 
 
 # ------------------------------------------------------------------------------------------------- replay

@@ -15,18 +15,8 @@ from tests.training.refusal import refused
 from tests.training.small import crash_after, phase, trainer
 from training.callbacks.digests import digest_of
 from training.commands import receipt as commands
-from training.receipt import (
-    FILES,
-    Job,
-    Part,
-    Process,
-    Receipt,
-    Recorded,
-    _made_by,
-    config_digest,
-    file_of,
-    problems,
-)
+from training.config.run_files import FILES
+from training.receipt import Job, Part, Process, Receipt, Recorded, _made_by, config_digest, file_of, problems
 from training.source import Source, source
 
 MODEL = "model='tests.training.small:linear'"  # by its path, so that config.yaml can name it

@@ -14,7 +14,16 @@ from typing import Any
 from commlib.density import exponential
 from datacache.escaping import escaped
 from training.config.reading import parsed_file
-from training.config.run_files import CONFIG, DAWNBENCH, METRICS, SUMMARY, mapping, mappings, object_of
+from training.config.run_files import (
+    CONFIG,
+    DAWNBENCH,
+    METRICS,
+    SUMMARY,
+    mapping,
+    mappings,
+    object_in,
+    object_of,
+)
 from training.config.schema import ConfigurationError
 from training.config.secrets import mask
 
@@ -71,23 +80,19 @@ def _record(line: bytes) -> Record | None:
 def _masked(value: Record) -> Record | None:
     """Return a record with its secrets masked; ``None`` for what is nested so deep that it cannot be."""
     try:
-        masked: Record = mask(value)
+        return mask(value)
     except RecursionError:
         return None
-    return masked
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path) -> Record:
+    return _masked(object_in(path)) or {}
+
+
+def _config(path: Path) -> Record:
     try:
-        return dict(_masked(object_of(path.read_bytes())) or {})
-    except OSError:
-        return {}
-
-
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        return dict(mapping(mask(parsed_file(path))))
-    except (ConfigurationError, RecursionError):
+        return _masked(mapping(parsed_file(path))) or {}
+    except ConfigurationError:
         return {}
 
 
