@@ -16,6 +16,7 @@ from training.bench import record as records
 from training.bench.record import Record, Seconds, WrongResult, alternate
 from training.bench.selection import check_selection
 from training.commands.main import app
+from training.commands.printing import Table
 from training.source import source
 
 TIMES = {"seconds", "peer_seconds", "ratio"}
@@ -68,6 +69,13 @@ def test_a_record_is_one_line_of_the_design_s_keys(monkeypatch):
     machine = {"cpu", "cores", "memory_gib", "python", "platform", "commit", *records.PACKAGES}
     assert set(told["machine"]) == machine
     assert (told["machine"]["commit"] or "").rstrip("+") == (source().commit or "")
+
+
+def test_a_table_has_its_texts_as_they_are_though_they_look_like_markup(capsys):
+    Table("t:a:", ["[b]", "x"], [["[/b]", "y:x:z"]], ["n [i]"]).print()
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        *(["t:a:"], ["[b]", "x"], ["[/b]", "y:x:z"], ["n", "[i]"], [])
+    ]
 
 
 # ------------------------------------------------------------- selection
