@@ -12,19 +12,8 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from commlib.errors import shown
 from training.checkpoint.serialization import check_format, expect_equal, parsed
-from training.config.reading import parsed_file
-from training.config.run_files import (
-    CONFIG,
-    FILES,
-    METRICS,
-    RECEIPT,
-    RUN,
-    SUMMARY,
-    mapping,
-    mappings,
-    object_in,
-    object_of,
-)
+from training.config.reading import mapping, mappings, parsed_file
+from training.config.run_files import CONFIG, FILES, METRICS, RECEIPT, RUN, SUMMARY, object_in, object_of
 from training.config.schema import ConfigurationError
 from training.source import Source
 

@@ -19,16 +19,7 @@ from typing import Any, Protocol
 
 from datacache.escaping import escaped
 from datacache.store import files
-from training.config.run_files import (
-    CHECKPOINTS,
-    CONFIG,
-    METRICS,
-    RUN,
-    SUMMARY,
-    WEIGHTS,
-    last_checkpoint,
-    object_of,
-)
+from training.config.run_files import CHECKPOINTS, CONFIG, METRICS, RUN, SUMMARY, WEIGHTS, last_checkpoint
 from training.config.secrets import with_texts
 from training.process.job import log_error
 from training.results import Ranks, Summary
@@ -143,7 +134,7 @@ class RunFolder:
 
 def _finite(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record as JSON has it, with ``None`` for a NaN or an infinity, such as a perplexity can be."""
-    return object_of(json.dumps(record).encode())
+    return json.loads(json.dumps(record), parse_constant=lambda _: None)
 
 
 class _Lines:

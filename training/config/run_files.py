@@ -30,16 +30,6 @@ def object_in(path: Path) -> dict[str, Any]:
         return {}
 
 
-def mapping(value: Any) -> Mapping[str, Any]:
-    """Return a record, an empty one for anything else."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def mappings(value: Any) -> list[Mapping[str, Any]]:
-    """Return the records of a list."""
-    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
-
-
 def last_record(metrics: Path, kind: str) -> Mapping[str, Any] | None:
     """Return the last record of a kind in ``metrics.jsonl``, which may end with half a line, or ``None``."""
     mark = f'"kind": "{kind}"'.encode()

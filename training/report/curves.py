@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from training.config.run_files import mapping
+from training.config.reading import mapping
 from training.report.run import Epoch, Event, Phase, Run, number, text
 from training.report.texts import METRICS, bytes_shown, percent, plain, shown_by
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from training.config.run_files import mapping, mappings
+from training.config.reading import mapping, mappings
 from training.report.curves import goal_of
 from training.report.run import Epoch, Phase, Record, Run, named, number, text, whole
 from training.report.style import STAGES

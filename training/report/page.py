@@ -31,7 +31,7 @@ from commlib import __version__
 from commlib.errors import InvalidArgument
 from commlib.rounds import Schedule
 from datacache.escaping import escaped
-from training.config.run_files import mapping
+from training.config.reading import mapping
 from training.report import facts
 from training.report.curves import Chart, Curve, Point, boundaries, charts
 from training.report.run import Phase, Run, whole

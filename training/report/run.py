@@ -13,17 +13,8 @@ from typing import Any
 
 from commlib.density import exponential
 from datacache.escaping import escaped
-from training.config.reading import parsed_file
-from training.config.run_files import (
-    CONFIG,
-    DAWNBENCH,
-    METRICS,
-    SUMMARY,
-    mapping,
-    mappings,
-    object_in,
-    object_of,
-)
+from training.config.reading import mapping, mappings, parsed_file
+from training.config.run_files import CONFIG, DAWNBENCH, METRICS, SUMMARY, object_in, object_of
 from training.config.schema import ConfigurationError
 from training.config.secrets import mask
 
