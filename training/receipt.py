@@ -12,18 +12,12 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from commlib.errors import shown
 from training.checkpoint.serialization import check_format, expect_equal, parsed
-from training.config import run_files
-from training.config.reading import parsed_file
-from training.config.run_files import CONFIG, METRICS, RECEIPT, RUN, SUMMARY, object_of
+from training.config.reading import mapping, mappings, parsed_file
+from training.config.run_files import CONFIG, FILES, METRICS, RECEIPT, RUN, SUMMARY, object_in, object_of
 from training.config.schema import ConfigurationError
 from training.source import Source
 
 FORMAT = 1
-FILES = (
-    *(run_files.RUN, run_files.CONFIG, run_files.METRICS, run_files.SUMMARY, run_files.WEIGHTS),
-    *(run_files.DAWNBENCH, run_files.DAWNBENCH_LINES, run_files.MLLOG),
-)
-"""The files of a run's folder whose digests are in its receipt."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +101,7 @@ class Receipt:
     @classmethod
     def read(cls, folder: Path) -> "Receipt":
         """Return the receipt of a run; ``ValueError`` names the file if it is missing or damaged."""
-        path = folder / run_files.RECEIPT
+        path = folder / RECEIPT
         try:
             content = path.read_bytes()
         except OSError as error:
@@ -135,9 +129,12 @@ def file_of(path: Path) -> File:
 
 def config_digest(folder: Path) -> str:
     """Return the sha256 of a run's configuration without ``resume``; ``ConfigurationError`` if damaged."""
-    value = parsed_file(folder / run_files.CONFIG)
+    value = parsed_file(folder / CONFIG)
     keys = value if isinstance(value, dict) else {"": value}
-    return _sha256_of_value({key: each for key, each in keys.items() if key != "resume"})
+    try:
+        return _sha256_of_value({key: each for key, each in keys.items() if key != "resume"})
+    except (TypeError, ValueError) as error:  # YAML has bytes, sets, and lists that hold themselves
+        raise ConfigurationError(f"expected values that JSON has: {error}") from error
 
 
 def _sha256_of_value(value: Any) -> str:
@@ -224,6 +221,9 @@ def _of_files(folder: Path, receipt: Receipt) -> Iterator[str]:
         return
     for name, written in receipt.end.files.items():
         path = folder / name
+        if name not in FILES:  # it may lie anywhere, and have no end
+            yield f"{folder / RECEIPT}: expected digests of {', '.join(FILES)}, got one of {shown(name)}"
+            continue
         try:
             found = file_of(path)
         except OSError as error:
@@ -236,7 +236,7 @@ def _of_files(folder: Path, receipt: Receipt) -> Iterator[str]:
 
 
 def _of_run(folder: Path, receipt: Receipt) -> Iterator[str]:
-    if (identity := _object_in(folder / RUN).get("identity")) != receipt.identity:
+    if (identity := object_in(folder / RUN).get("identity")) != receipt.identity:
         yield f"{folder / RUN}: expected identity {receipt.identity}, got {shown(identity)}"
     if (problem := _config_problem(folder, receipt.processes[-1])) is not None:
         yield problem
@@ -294,12 +294,10 @@ def _of_digests(folder: Path, receipt: Receipt, records: list[Record]) -> Iterat
 def _has_local_steps(folder: Path) -> bool:
     """Return whether a phase of the configuration has local steps; false for one that cannot be read."""
     try:
-        value = parsed_file(folder / CONFIG)
-    except (ConfigurationError, RecursionError):
+        phases = mappings(mapping(parsed_file(folder / CONFIG)).get("phases"))
+    except ConfigurationError:
         return False
-    phases = value.get("phases") if isinstance(value, dict) else None
-    given = phases if isinstance(phases, list) else []
-    return any(isinstance(phase, dict) and phase.get("local_steps") is not None for phase in given)
+    return any(phase.get("local_steps") is not None for phase in phases)
 
 
 def _of_processes(folder: Path, receipt: Receipt, records: list[Record]) -> Iterator[str]:
@@ -322,7 +320,7 @@ def _of_summary(folder: Path, records: list[Record]) -> Iterator[str]:
     path = folder / SUMMARY
     if not path.exists():
         return
-    summary = _object_in(path)
+    summary = object_in(path)
     last = next((each for each in reversed(records) if each["kind"] == "summary"), {})
     tested = next((each for each in reversed(records) if each["kind"] == "epoch" and each.get("tested")), {})
     ended = _differences(path, summary, {key: last[key] for key in last if key != "kind"})
@@ -337,13 +335,6 @@ def _differences(path: Path, summary: Record, record: Record) -> Iterator[str]:
     for key, value in record.items():
         if summary.get(key) != value:
             yield f"{path}: {key}: expected {shown(value)} as in {METRICS}, got {shown(summary.get(key))}"
-
-
-def _object_in(path: Path) -> Record:
-    try:
-        return object_of(path.read_bytes())
-    except OSError:
-        return {}
 
 
 # ------------------------------------------------------------------------------------------------- replay
@@ -435,6 +426,7 @@ def _made_by(processes: Sequence[Process], last: int) -> tuple[Process, int]:
     """Return the process that made step ``last``, and the step after which all processes were like it.
 
     A process that resumed from an earlier step than the previous process made the steps in between again.
+    ``ValueError`` where no process made the step, such as in a run that was killed before its first digest.
     """
     path: list[Process] = []
     for process in processes:
@@ -442,6 +434,8 @@ def _made_by(processes: Sequence[Process], last: int) -> tuple[Process, int]:
             path.pop()
         path.append(process)
     made = [process for process in path if process.from_step < last]
+    if not made:
+        raise ValueError(f"--steps: expected steps after {path[0].from_step}, got none up to {last}")
     since = made[-1].from_step
     for process in reversed(made):
         if not _alike(process, made[-1]):

@@ -4,11 +4,12 @@ import fcntl
 import io
 import json
 import os
+import re
 import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -24,6 +25,7 @@ from training.process.job import log_error
 from training.results import Ranks, Summary
 
 LOCK = "lock"
+_STAMP = re.compile(r"\d{8}-\d{6}(-\d+)?")  # as _new_folder makes it
 _PATIENCE_SECONDS = 1.0  # a process that only checks the lock holds it for a moment
 
 
@@ -80,7 +82,7 @@ class RunFolder:
         """Append one line to ``metrics.jsonl``, if there is room for it."""
         seconds = round(time.perf_counter() - self._start, 6)
         record = with_texts({"kind": kind, "seconds": seconds, **values}, escaped)  # file names may be bytes
-        line = json.dumps(record, allow_nan=False)
+        line = json.dumps(_finite(record), allow_nan=False)
         self.attempt(METRICS, lambda: self._metrics.append(f"{line}\n".encode()))
 
     def save_weights(self, model: Any) -> None:
@@ -114,7 +116,7 @@ class RunFolder:
 
     def end(self, summary: Summary, ranks: Ranks) -> None:
         """Write the result of the run: it is not resumed any more."""
-        content = asdict(summary)
+        content = _finite(asdict(summary))
         content = {**content.pop("metrics"), **content}
         content |= {"ranks": ranks.count, "nodes": ranks.nodes, "hosts": ranks.hosts}
         self.write("summary", **content)
@@ -128,6 +130,11 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         self._metrics.close()
         self._lock.release()
+
+
+def _finite(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record as JSON has it, with ``None`` for a NaN or an infinity, such as a perplexity can be."""
+    return json.loads(json.dumps(record), parse_constant=lambda _: None)
 
 
 class _Lines:
@@ -190,8 +197,8 @@ def _unfinished_run(config: NamedRun) -> Path | None:
     """Return the newest run of this name that did not end: with checkpoints, or still being trained."""
 
     def is_unfinished(path: Path) -> bool:
-        stamp = path.name.removeprefix(f"{config.name}-")  # not a time where the name is longer
-        if not (stamp[:15].replace("-", "").isdigit() and (path / METRICS).exists()):
+        stamp = path.name.removeprefix(f"{config.name}-")  # another name may begin with this one
+        if not (_STAMP.fullmatch(stamp) and (path / METRICS).exists()):
             return False
         if (path / SUMMARY).exists():
             return False

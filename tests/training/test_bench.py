@@ -16,6 +16,7 @@ from training.bench import record as records
 from training.bench.record import Record, Seconds, WrongResult, alternate
 from training.bench.selection import check_selection
 from training.commands.main import app
+from training.commands.printing import Table
 from training.source import source
 
 TIMES = {"seconds", "peer_seconds", "ratio"}
@@ -68,6 +69,13 @@ def test_a_record_is_one_line_of_the_design_s_keys(monkeypatch):
     machine = {"cpu", "cores", "memory_gib", "python", "platform", "commit", *records.PACKAGES}
     assert set(told["machine"]) == machine
     assert (told["machine"]["commit"] or "").rstrip("+") == (source().commit or "")
+
+
+def test_a_table_has_its_texts_as_they_are_though_they_look_like_markup(capsys):
+    Table("t:a:", ["[b]", "x"], [["[/b]", "y:x:z"]], ["n [i]"]).print()
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        *(["t:a:"], ["[b]", "x"], ["[/b]", "y:x:z"], ["n", "[i]"], [])
+    ]
 
 
 # ------------------------------------------------------------- selection
@@ -208,10 +216,14 @@ def test_a_reducer_that_declares_no_cost_has_no_prediction(monkeypatch):
     ("words", "word"),
     [
         (("selection", "--density", "2"), "density"),
+        (("selection", "--size", "0"), "--size"),
         (("reducers", "--size", "0"), "--size"),
         (("reducers", "--reducer", "hitopkk"), '"hitopkk"'),
         (("reducers", "--wire", "gap", "--reducer", "dense"), "--wire"),
         (("cache", "/nowhere"), "/nowhere"),
+        (("train", "imagenet_resnet50_dawnbench", "dataset.path=/none"), "/none: no such folder"),
+        (("train", "digits", "ranks_per_node=[2,1]"), "expected counts that add to 1 ranks"),
+        (("train", "digits", "model=nonesuch:linear"), "there is no module nonesuch"),
     ],
 )
 def test_a_bad_value_is_one_line_and_status_2(words, word):

@@ -52,8 +52,8 @@ def test_a_terminal_shows_no_live_line_below_the_lines_that_come_after_it(monkey
     )
     with progress.Screen() as screen:
         screen.update("step 7")
-        screen.say("epoch 1")
-        assert output.getvalue().endswith("epoch 1\nstep 7")
+        screen.say("epoch:a:1 [red]")  # rich would make a picture and a colour of it
+        assert output.getvalue().endswith("epoch:a:1 [red]\nstep 7")
         screen.update("")
         assert output.getvalue().endswith("\x1b[1A\x1b[2K")  # of the line above, where the live one was
         screen.say("the end")

@@ -15,18 +15,8 @@ from tests.training.refusal import refused
 from tests.training.small import crash_after, phase, trainer
 from training.callbacks.digests import digest_of
 from training.commands import receipt as commands
-from training.receipt import (
-    FILES,
-    Job,
-    Part,
-    Process,
-    Receipt,
-    Recorded,
-    _made_by,
-    config_digest,
-    file_of,
-    problems,
-)
+from training.config.run_files import FILES
+from training.receipt import Job, Part, Process, Receipt, Recorded, _made_by, config_digest, file_of, problems
 from training.source import Source, source
 
 MODEL = "model='tests.training.small:linear'"  # by its path, so that config.yaml can name it
@@ -148,6 +138,7 @@ def test_a_run_that_went_on_has_both_processes_and_is_verified_and_made_again(tm
 
 
 def test_a_run_as_it_was_written_is_right(folder, capsys):
+    (folder / "dawnbench.json").write_text("{}")  # which the receipt does not know
     assert commands.verify([folder]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first == f"{folder}: 6 files are as they were written, 5 digests of weights and all records agree"
@@ -179,6 +170,10 @@ RECORDS = [
     (altered("run", 0, identity="0" * 32), "metrics.jsonl: identity of the latest run: expected "),
     (edited("summary", 0, lambda line: [line, "[]"]), ": expected a record, got what is damaged"),
     (lambda run: (run / "config.yaml").write_text("seed: 9"), "config.yaml: expected the configuration"),
+    *(
+        (lambda run, text=text: (run / "config.yaml").write_text(text), "yaml: expected values that JSON has")
+        for text in ("1: one\ntwo: 2", "seed: !!binary MQ==", "seed: &all [*all]")
+    ),
 ]
 
 
@@ -189,6 +184,15 @@ def test_records_that_do_not_agree_are_found_though_the_files_have_their_digests
     found = list(problems(folder))
     assert any(expected in line for line in found), found
     assert all(line.startswith(str(folder)) and "\n" not in line for line in found)
+
+
+def test_a_receipt_of_files_anywhere_is_found_and_they_are_not_read(folder):
+    receipt = Receipt.read(folder)
+    end = replace(receipt.end, files={"/dev/zero": receipt.end.files["run.json"]})
+    (folder / "receipt.json").write_text(replace(receipt, end=end).text())
+    (found,) = problems(folder)
+    assert found.startswith(f"{folder}/receipt.json: expected digests of run.json, ")
+    assert found.endswith(", got one of '/dev/zero'")
 
 
 def test_an_altered_receipt_is_found_by_its_own_digest(folder):
@@ -302,6 +306,12 @@ def test_steps_of_processes_that_were_not_alike_have_a_first_that_can_be_made_ag
     back = process(2, 1)
     assert _made_by([two, one, again, back], 9) == (back, 2)  # it made what the others had made again
     assert _made_by([process(0, 1), process(3, 1, config="b")], 9)[1] == 3
+
+
+@pytest.mark.parametrize(("begin", "last"), [(0, 0), (5, 4)])
+def test_steps_that_no_process_of_the_receipt_made_are_refused(begin, last):
+    with refused(f"--steps: expected steps after {begin}, got none up to {last}"):
+        _made_by([process(begin, 1)], last)
 
 
 def test_other_data_and_other_ranks_are_refused(folder):

@@ -158,6 +158,15 @@ def test_what_is_no_record_is_left_out_and_counted(tmp_path):
     assert state == "unfinished; 6 damaged lines of metrics.jsonl left out"
 
 
+@pytest.mark.parametrize(
+    ("second", "state"), [({"epochs": 4}, "unfinished; 3 of 5 epochs"), ({"steps": 20}, "unfinished")]
+)
+def test_of_how_many_epochs_is_said_where_all_phases_have_epochs(tmp_path, second, state):
+    records = [*begun(), *map(epoch, range(3))]
+    path = folder(tmp_path / "a", records, phases=[{"epochs": 1}, second])
+    assert facts.facts(run_in(path))["state"] == state
+
+
 def test_values_of_any_kind_are_drawn_where_they_are_numbers(tmp_path):
     odd = [None, "x", [], {}, True, -1, 1e400, 10**400, 1e300, 0, float("nan")]
     records = [*begun(ranks="x", nodes=3), *(step(value, value, loss=value) for value in odd)]

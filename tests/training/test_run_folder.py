@@ -20,6 +20,7 @@ from tests.faults.jobs import weights_of
 from tests.training import holding
 from tests.training.small import metrics_of, phase, trainer
 from training import run_folder
+from training.results import Ranks, Summary
 from training.run_folder import RunFolder, RunIsAlive, RunLock, WeightsNotSaved, to_resume
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -106,6 +107,16 @@ def test_of_a_line_that_does_not_fit_nothing_is_left(tmp_path):
     process.join(60)
     assert process.exitcode == 7
     assert (tmp_path / "lines").read_bytes() == b"whole\nend\n"
+
+
+def test_numbers_that_are_not_finite_are_null_and_end_no_run(tmp_path):
+    with RunFolder(trainer(tmp_path).config) as run:
+        run.write("epoch", perplexity=float("inf"), stages=[float("nan"), 0.5])
+        run.end(Summary({"perplexity": float("nan")}, tested=5), Ranks(1, [1], ["here"]))
+    epoch, summary = metrics_of(tmp_path)
+    assert (epoch["perplexity"], epoch["stages"]) == (None, [None, 0.5])
+    assert summary["perplexity"] is None
+    assert json.loads((run.path / "summary.json").read_text())["perplexity"] is None
 
 
 def test_half_a_line_that_a_crash_has_left_is_dropped(tmp_path):
@@ -218,6 +229,17 @@ def test_a_run_that_has_no_checkpoint_yet_is_not_doubled_by_resume_auto(tmp_path
     with RunFolder(config) as run, pytest.raises(RunIsAlive, match=f"got {run.path}, which is being trained"):
         to_resume(config, config.resume)
     assert to_resume(config, config.resume) is None  # it left nothing to go on with
+
+
+def test_resume_auto_takes_no_run_whose_name_begins_with_that_of_another(tmp_path):
+    config = trainer(tmp_path, *CHECKPOINTED).config
+    longer = tmp_path / f"{config.name}-2-20261122-224254"
+    (longer / "checkpoints").mkdir(parents=True)
+    (longer / "metrics.jsonl").touch()
+    assert to_resume(config, config.resume) is None
+    second = tmp_path / f"{config.name}-20261122-224254-1"  # of two that began in the same second
+    longer.rename(second)
+    assert to_resume(config, config.resume) == second
 
 
 def test_of_two_processes_that_found_the_same_run_one_gets_it(tmp_path, monkeypatch):

@@ -294,6 +294,14 @@ def test_tuning_loads_no_tensorflow(tmp_path):
     assert path.is_file()
 
 
+@pytest.mark.launch
+def test_data_that_is_not_there_is_one_line_of_all_ranks(tmp_path):
+    words = ("imagenet_resnet50_dawnbench", "dataset.path=/none", f"profile={tmp_path / 'profile.json'}")
+    result = run("cloudtrain", "tune", "-np", "2", *words)
+    assert result.returncode == 2
+    assert errors(result) == "cloudtrain: dataset imagenet: /none: no such folder\n"
+
+
 @pytest.mark.slow
 @pytest.mark.launch
 def test_two_ranks_tune_and_train_with_what_their_profile_calls_for(tmp_path):

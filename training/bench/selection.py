@@ -34,6 +34,8 @@ Candidate = Callable[[Float32], Any]
 
 def bench(as_json: bool, *, sizes: Sequence[int], densities: Sequence[float], quick: bool) -> int:
     """Print the records of all cases and return the exit status."""
+    if min(sizes, default=1) < 1:
+        usage_error(f"--size: expected at least 1, got {min(sizes)}")
     try:
         for density in densities:
             check_density(density)

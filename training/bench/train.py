@@ -9,9 +9,9 @@ from typing import Any
 from commlib import LinkBytes, Report, Topology
 from commlib.reducers import StageSeconds
 from training.bench.record import Record, Seconds, against_baseline, busiest, median_bytes, report
+from training.commands.train import make_trainer
 from training.config.config import Config, load
 from training.process.job import all_or_exit, as_rank
-from training.process.tf_logging import import_tensorflow
 from training.results import ALL_FRAGMENTS
 
 # Unless a configuration is given: ResNet-20 on generated pictures.
@@ -119,16 +119,14 @@ def bench(
 
     with as_rank() as comm:
         checked = all_or_exit(comm, configs)
-        import_tensorflow()
-        topology = Topology(comm, next(iter(checked.values())).ranks_per_node)
+        ranks_per_node = next(iter(checked.values())).ranks_per_node
+        topology = all_or_exit(comm, lambda: Topology(comm, ranks_per_node))
         return report([measure(topology, checked, quick)], as_json=as_json, show=_show, comm=comm)
 
 
 def measure(topology: Topology, configs: Mapping[str, Config], quick: bool) -> Iterator[Record]:
     """Yield a record a reducer, beside dense where that is measured; all ranks call it together."""
-    from training.run.trainer import Trainer
-
-    trainers = {name: Trainer(config, topology=topology) for name, config in configs.items()}
+    trainers = {name: make_trainer(config, topology) for name, config in configs.items()}
     timed = {}
     for name, trainer in trainers.items():
         trainer.phases[0].backward.prepare()

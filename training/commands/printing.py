@@ -25,7 +25,9 @@ class Table:
     def print(self) -> None:
         """Print it, without colours and rules where standard output is no terminal."""
         is_terminal = sys.stdout.isatty() and not has_launcher()
-        console = Console(file=sys.stdout, force_terminal=is_terminal, width=WIDTH, highlight=False)
+        console = Console(  # a name may look like markup
+            force_terminal=is_terminal, width=WIDTH, highlight=False, emoji=False, markup=False
+        )
         table = rich.table.Table(
             box=SIMPLE_HEAD if is_terminal else None, pad_edge=False, padding=(0, 1, 0, 0)
         )
@@ -33,10 +35,10 @@ class Table:
             table.add_column(name, justify="right" if column else "left", vertical="bottom", no_wrap=True)
         for row in self.rows:
             table.add_row(*row)
-        console.print(self.title, markup=False)
+        console.print(self.title)
         console.print(table)
         for note in self.notes:
-            console.print(note, markup=False)
+            console.print(note)
         console.print()
 
 

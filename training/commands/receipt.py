@@ -14,7 +14,7 @@ from training.config.records import Checkpointing
 from training.config.run_files import CONFIG
 from training.process import job
 from training.process.progress import print_line
-from training.receipt import FILES, Receipt, Recorded, digests_of, problems, read_records
+from training.receipt import Receipt, Recorded, digests_of, problems, read_records
 from training.run.data import load_data
 from training.run.parts import import_parts
 from training.source import source
@@ -34,10 +34,11 @@ def _verify(folder: Path) -> int:
         print(escaped(line))
     if found:
         return job.FAILURE
-    files = sum((folder / name).exists() for name in FILES)
+    receipt = Receipt.read(folder)
+    files = len(receipt.end.files) if receipt.end else 0
     steps = f"{len(digests_of(folder, read_records(folder)))} digests of weights"
     print(escaped(f"{folder}: {files} files are as they were written, {steps} and all records agree"))
-    print(f"its receipt: {Receipt.read(folder).digest}")
+    print(f"its receipt: {receipt.digest}")
     return 0
 
 

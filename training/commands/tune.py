@@ -108,7 +108,7 @@ def tune(request: Request) -> None:
         topology = all_or_exit(comm, lambda: Topology(comm, ranks_per_node=asked.ranks_per_node))
         topology = all_or_exit(comm, lambda: _on_gpus(topology, asked))
         path = all_or_exit(comm, lambda: profile_path(asked.profile, topology))
-        cases = _cases(topology, config)
+        cases = all_or_exit(comm, lambda: _cases(topology, config))
         profile = _measure(topology, cases)
         all_or_exit(comm, lambda: _save(profile, path) if comm.rank == 0 else None)
         if comm.rank == 0:

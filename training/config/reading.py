@@ -79,6 +79,16 @@ def parsed_file(path: Path) -> Any:
     return parsed(text)
 
 
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return a record, an empty one for anything else."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def mappings(value: Any) -> list[Mapping[str, Any]]:
+    """Return the records of a list."""
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
+
+
 # ---------------------------------------------------------------------------------------------- files
 
 _PACKAGE = Path(__file__).parents[1]

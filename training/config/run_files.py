@@ -9,6 +9,8 @@ from typing import Any
 CONFIG, METRICS, SUMMARY, WEIGHTS = "config.yaml", "metrics.jsonl", "summary.json", "model.weights.h5"
 RUN, RECEIPT, CHECKPOINTS = "run.json", "receipt.json", "checkpoints"
 DAWNBENCH, DAWNBENCH_LINES, MLLOG = "dawnbench.json", "dawnbench.tsv", "mllog.txt"
+FILES = (RUN, CONFIG, METRICS, SUMMARY, WEIGHTS, DAWNBENCH, DAWNBENCH_LINES, MLLOG)
+"""The files whose digests are in the receipt of a run."""
 
 
 def object_of(content: bytes) -> dict[str, Any]:
@@ -18,6 +20,14 @@ def object_of(content: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def object_in(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file as :func:`object_of` does, an empty one where there is no file."""
+    try:
+        return object_of(path.read_bytes())
+    except OSError:
+        return {}
 
 
 def last_record(metrics: Path, kind: str) -> Mapping[str, Any] | None:

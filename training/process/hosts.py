@@ -140,7 +140,7 @@ def _is_this_machine(host: str) -> bool:
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.bind((socket.gethostbyname(host), 0))  # possible for an own address only
-    except OSError:
+    except (OSError, UnicodeError):  # the latter for what cannot be a name, such as a..b
         return False
     return True
 

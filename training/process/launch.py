@@ -24,7 +24,6 @@ from types import FrameType
 
 from commlib.tf_logging import NOISE
 from training.process import guard, start_rank
-from training.process import guard as guarding
 from training.process.hosts import HostUnreachable, Ranks, connecting_interfaces
 from training.process.job import FAILURE, INTERRUPTED, PREEMPTED, USAGE_ERROR, log_error
 from training.process.progress import FOLDER_MARK, FOLDER_VARIABLE, LIVE_MARK, LIVE_VARIABLE, Screen
@@ -325,8 +324,8 @@ def _run(
         preexec_fn=end_with_launcher,
     )
     # its own, so that killing this process or its group spares it
-    guard = subprocess.Popen(
-        [sys.executable, "-I", guarding.__file__, str(process.pid), *folders],
+    outliving = subprocess.Popen(
+        [sys.executable, "-I", guard.__file__, str(process.pid), *folders],
         stdin=subprocess.PIPE,
         start_new_session=True,
     )
@@ -338,8 +337,8 @@ def _run(
         termination.job = None
         if process.poll() is None:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C has no effect
-            guarding.end(process.pid)
-        guard.communicate(b"over")
+            guard.end(process.pid)
+        outliving.communicate(b"over")
     return Ended(_status(status, output), "".join(output.said), output.folder)
 
 

@@ -70,11 +70,11 @@ class Screen:
     """A terminal with permanent lines and, below them, one that is replaced."""
 
     def __init__(self) -> None:
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = Console(highlight=False, emoji=False, markup=False, soft_wrap=True)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
 
     def say(self, line: str) -> None:
-        self._console.print(line, markup=False)
+        self._console.print(line)
 
     def update(self, line: str) -> None:
         """Replace the live line; an empty one removes it."""

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from training.report.run import Epoch, Event, Phase, Run, mapping, number, text
+from training.config.reading import mapping
+from training.report.run import Epoch, Event, Phase, Run, number, text
 from training.report.texts import METRICS, bytes_shown, percent, plain, shown_by
 
 MOST_POINTS = 240  # of a curve; where there are more, each is the mean of several

@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
+from training.config.reading import mapping, mappings
 from training.report.curves import goal_of
-from training.report.run import Epoch, Phase, Record, Run, mapping, mappings, named, number, text, whole
+from training.report.run import Epoch, Phase, Record, Run, named, number, text, whole
 from training.report.style import STAGES
 from training.report.texts import METRICS, NOTHING, bytes_shown, duration, percent, plain, shown_by
+from training.results import Ranks
 
-HOSTS_SHOWN = 8
 ENDED = FINISHED, REACHED = "finished", "target reached"
 LEVELS = {
     "memory": "memory of the node (level 2)",
@@ -130,9 +131,9 @@ def facts(run: Run) -> dict[str, str]:
 
 def _state_in_words(run: Run) -> str:
     parts = [state(run)]
-    planned = sum(whole(phase.config, "epochs") or 0 for phase in run.phases)
-    if not run.folder.summary and planned:
-        parts.append(f"{len(run.epochs)} of {planned} epochs")
+    planned = [whole(phase.config, "epochs") or 0 for phase in run.phases]
+    if not run.folder.summary and planned and all(planned):  # others have steps
+        parts.append(f"{len(run.epochs)} of {sum(planned)} epochs")
     if run.folder.damaged:
         lines = "1 damaged line" if run.folder.damaged == 1 else f"{run.folder.damaged} damaged lines"
         parts.append(f"{lines} of metrics.jsonl left out")
@@ -142,15 +143,11 @@ def _state_in_words(run: Run) -> str:
 def _ranks(run: Run) -> str:
     source = run.begun if whole(run.begun, "ranks") else run.folder.summary
     count, nodes, hosts = whole(source, "ranks"), source.get("nodes"), source.get("hosts")
-    if count is None:
+    if count is None or not isinstance(nodes, list) or not isinstance(hosts, list):
         return ""
-    on = f" on {len(nodes)} {'node' if len(nodes) == 1 else 'nodes'}" if isinstance(nodes, list) else ""
-    names = [text(each) for each in hosts] if isinstance(hosts, list) else []
-    more = f" and {len(names) - HOSTS_SHOWN} more" if len(names) > HOSTS_SHOWN else ""
-    at = f" ({', '.join(names[:HOSTS_SHOWN])}{more})" if names else ""
     transport = text(run.begun.get("transport"))
     by = f", by {transport}" if transport not in ("", "none") else ""
-    return f"{count} rank{'s' * (count > 1)}{on}{at}{by}"
+    return f"{Ranks(count, nodes, [text(each) for each in hosts])}{by}"
 
 
 def _reducer(phase: Phase) -> str:

@@ -31,9 +31,10 @@ from commlib import __version__
 from commlib.errors import InvalidArgument
 from commlib.rounds import Schedule
 from datacache.escaping import escaped
+from training.config.reading import mapping
 from training.report import facts
 from training.report.curves import Chart, Curve, Point, boundaries, charts
-from training.report.run import Phase, Run, mapping, whole
+from training.report.run import Phase, Run, whole
 from training.report.style import LOOP_STAGES, PALETTE, STAGES, STYLE, WAITING, WHOLE, open_up
 from training.report.texts import duration, plain
 

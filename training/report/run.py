@@ -13,8 +13,8 @@ from typing import Any
 
 from commlib.density import exponential
 from datacache.escaping import escaped
-from training.config.reading import parsed_file
-from training.config.run_files import CONFIG, DAWNBENCH, METRICS, SUMMARY, object_of
+from training.config.reading import mapping, mappings, parsed_file
+from training.config.run_files import CONFIG, DAWNBENCH, METRICS, SUMMARY, object_in, object_of
 from training.config.schema import ConfigurationError
 from training.config.secrets import mask
 
@@ -71,23 +71,19 @@ def _record(line: bytes) -> Record | None:
 def _masked(value: Record) -> Record | None:
     """Return a record with its secrets masked; ``None`` for what is nested so deep that it cannot be."""
     try:
-        masked: Record = mask(value)
+        return mask(value)
     except RecursionError:
         return None
-    return masked
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path) -> Record:
+    return _masked(object_in(path)) or {}
+
+
+def _config(path: Path) -> Record:
     try:
-        return dict(_masked(object_of(path.read_bytes())) or {})
-    except OSError:
-        return {}
-
-
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        return dict(mapping(mask(parsed_file(path))))
-    except (ConfigurationError, RecursionError):
+        return _masked(mapping(parsed_file(path))) or {}
+    except ConfigurationError:
         return {}
 
 
@@ -119,16 +115,6 @@ def text(value: Any) -> str:
     """Return a text, a number as text, and an empty text for anything else."""
     is_shown = isinstance(value, str | int | float) and not isinstance(value, bool)
     return escaped(str(value)) if is_shown else ""
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    """Return a record, an empty one for anything else."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def mappings(value: Any) -> list[Mapping[str, Any]]:
-    """Return the records of a list."""
-    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
 
 
 def named(value: Any) -> str:

@@ -19,9 +19,9 @@ from commlib import __version__
 from training.callbacks.callback import Callback, RunEvent, RunView
 from training.callbacks.digests import digest_of
 from training.config.config import Config
-from training.config.run_files import RECEIPT
+from training.config.run_files import FILES, RECEIPT
 from training.config.secrets import mask
-from training.receipt import FILES, End, Job, Part, Process, Receipt, config_digest, file_of
+from training.receipt import End, Job, Part, Process, Receipt, config_digest, file_of
 from training.results import Ranks
 from training.run.data import Fingerprints
 from training.run_folder import RunFolder, unwritable
