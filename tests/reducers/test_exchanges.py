@@ -264,6 +264,19 @@ def test_a_long_sum_of_ssar_split_goes_round_in_pieces(size, nodes):
     assert last < 0.8 * last_whole
 
 
+def test_ranks_that_disagree_whether_sums_of_ssar_split_are_long_find_out():
+    def body(comm):
+        comm.eager_bytes = 400
+        reducer = make_reducer("ssar_split", Topology(comm), 1003, density=0.001)
+        reducer.reduce(gradient(1003, comm.rank, 0))
+        reducer.set_density(0.2 if comm.rank == 1 else 0.001)
+        with pytest.raises(RanksDisagree, match=r"density is 0.001 on ranks \[0, 2\], 0.2 on ranks \[1\]"):
+            reducer.reduce(gradient(1003, comm.rank, 1))
+        return True
+
+    assert all(simulated.run(body, 3))
+
+
 def test_dense_takes_as_long_as_a_ring_without_any_agreement():
     def ring(comm):
         parts, sums = (np.split(np.ones(1_000_000, np.float32), RANKS) for _ in range(2))
