@@ -163,7 +163,7 @@ class DSAROptions(SparseOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sums not in VALUE_CODECS:
+        if self.sums not in list(VALUE_CODECS):  # some values have no hash
             raise InvalidArgument(f"sums: expected one of {', '.join(VALUE_CODECS)}, got {self.sums!r}")
 
 
