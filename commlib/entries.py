@@ -102,17 +102,6 @@ def are_missing(indices: Index, others: Index) -> npt.NDArray[np.bool_]:
 
 
 @compiled
-def add_missing_at(vector: Float32, indices: Index, values: Float32, others: Index) -> None:
-    """Add ``values`` to ``vector`` at those of the sorted ``indices`` that are missing in ``others``."""
-    j = 0
-    for i in range(len(indices)):
-        while j < len(others) and others[j] < indices[i]:
-            j += 1
-        if j == len(others) or others[j] != indices[i]:
-            vector[indices[i]] += values[i]
-
-
-@compiled
 def add_up_equal(indices: Index, values: Float32) -> int:
     """Add up the values of equal neighbours among sorted ``indices``, in their order from 0 on, in place.
 

@@ -39,7 +39,7 @@ from commlib.topology import Topology
 from commlib.trace import Recorder
 from commlib.transport import simulated
 from commlib.transport.base import Closing, Communicator
-from commlib.vectors import VALUE_BYTES, Float32, Index, SparseVector, non_finite
+from commlib.vectors import VALUE_BYTES, Float32, SparseVector, non_finite
 
 Found = TypeVar("Found")
 Shapes = Sequence[tuple[int, ...]]  # of the variables of a bucket
@@ -274,14 +274,13 @@ class BucketExchange(Exchange):
 
     def _record_next(self) -> bool:
         """Record the bucket that rank 0 receives next as the next in order; false when it was closed."""
-        first = 0
+        first: int | None = 0
         if self._world.rank == 0:
-            found = self._wait_until(
+            first = self._wait_until(
                 lambda: next((number for number in self._submitted if number not in self.order), None)
             )
-            if found is None:
-                return False
-            first = found
+        if first is None:
+            return False
         self.order.append(int(self._world.allgather_ints([first])[0, 0]))
         return True
 
@@ -392,11 +391,6 @@ class BucketExchange(Exchange):
         whole = added_residual(None, residual, self.size, self.arrays)
         for reducer, part in zip(self.reducers, self.slices, strict=True):
             reducer.add_residual(whole[part])
-
-    def sent_indices(self, mean: Float32) -> Index:
-        """Return the indices of the entries that left this rank in the step that returned ``mean``."""
-        pairs = zip(self.reducers, self.slices, strict=True)
-        return np.concatenate([reducer.sent_indices(mean[part]) + part.start for reducer, part in pairs])
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that must be equal on all ranks, by name; each bucket's in ``buckets``."""

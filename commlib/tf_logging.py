@@ -8,8 +8,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-ERRORS_ONLY = "2"
 # Written by TensorFlow's C++ before its log level is read; no user needs to act on them.
 NOISE = re.compile(
     rb"All log messages before absl::InitializeLog|Unable to register cu(DNN|BLAS|FFT) factory"
@@ -27,7 +25,7 @@ def without_noise() -> Iterator[None]:
 
     For the import of TensorFlow. From here on it logs errors only, unless ``TF_CPP_MIN_LOG_LEVEL`` says more.
     """
-    os.environ.setdefault(LOG_LEVEL, ERRORS_ONLY)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if sys.stderr is None:  # a process without standard streams
         yield
         return

@@ -175,13 +175,6 @@ class SparseVector:
         else:
             entries.write_at(vector, self.indices, self.values)
 
-    def add_unapplied_to(self, vector: Float32, applied: "SparseVector") -> None:
-        """Add the entries whose indices are not in ``applied`` to ``vector``, in place."""
-        if is_on_gpu(vector):
-            self.without(applied).add_to(vector)
-        else:
-            entries.add_missing_at(vector, self.indices_or_range, self.values, applied.indices_or_range)
-
     def add_to(self, vector: Float32) -> None:
         """Add the entries to ``vector``, in place."""
         if self.indices is None:

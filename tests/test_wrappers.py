@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from commlib import REDUCERS, CommlibError, InvalidArgument, RanksDisagree, Topology, density, make_reducer
+from commlib import (
+    REDUCERS,
+    BucketExchange,
+    CommlibError,
+    InvalidArgument,
+    RanksDisagree,
+    Topology,
+    density,
+    make_reducer,
+)
 from commlib.reducers import LocalClipping, MomentumCorrection, ReducerWrapper, SelectingReducer
 from commlib.transport import simulated
 
@@ -96,6 +105,15 @@ def test_masking_starts_the_velocity_of_what_was_sent_again(size):
         # Then 4 + 8 and 6 (masked): 12 + 8 = 20 is sent, 6 stays.
         assert [mean.tolist() for mean in means] == [[8, 0, 0], [0, 15, 0], [20, 0, 0]]
         assert residual.tolist() == [0, 6, 0]
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_the_velocity_of_a_single_rank_which_sends_nothing_goes_on(name):
+    def body(comm):
+        corrected = MomentumCorrection(make_reducer(name, Topology(comm), 3, density=0.5), 0.5)
+        return [corrected.reduce(np.ones(3)).tolist() for _ in range(3)]
+
+    assert simulated.run(body, 1) == [[[1.0] * 3, [1.5] * 3, [1.75] * 3]]
 
 
 def test_masking_in_nodes_starts_the_velocity_of_what_was_applied_again():
@@ -299,6 +317,9 @@ def test_make_reducer_puts_wrappers_around_the_innermost_first(ranks):
         ({"name": "momentum_corection"}, 'unknown wrapper "momentum_corection".*did you mean'),
         ({"name": "local_clipping", "nrom": 1}, "nrom: local_clipping has no such option.*did you mean"),
         ({"name": "momentum_correction"}, "momentum: momentum_correction needs this option, got none"),
+        ({"name": "local_clipping", "norm": "large"}, "norm: expected a number above 0, got 'large'"),
+        ({"name": "momentum_correction", "momentum": [0.9]}, r"momentum: expected a number .*, got \[0.9\]"),
+        (RECORDS[0] | {"masking": "no"}, "masking: expected true or false, got 'no'"),
         ({"momentum": 0.9}, "wrappers: expected records of a name and options"),
         ("local_clipping", "wrappers: expected records of a name and options"),
     ],
@@ -307,6 +328,8 @@ def test_a_wrapper_that_cannot_be_made_is_refused(record, message):
     def body(comm):
         with pytest.raises(CommlibError, match=message):
             make_reducer("hitopk", Topology(comm), 10, wrappers=[record])
+        with pytest.raises(CommlibError, match=message):
+            BucketExchange(Topology(comm), [5, 5], {"name": "hitopk", "wrappers": [record]})
         with pytest.raises(InvalidArgument, match="reducer: expected a sparse one, got Dense"):
             make_reducer("dense", Topology(comm), 10, wrappers=[RECORDS[1]])
         return True

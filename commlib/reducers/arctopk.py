@@ -64,11 +64,11 @@ class ARCTopKOptions(ResidualOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, most in (("row", float("inf")), ("sketch", self.row - 1)):
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= most:
-                limit = "" if name == "row" else f" to {most}, which is less than a row of {self.row} entries"
-                raise InvalidArgument(f"{name}: expected a whole number from 1{limit}, got {value!r}")
+        if type(self.row) is not int or self.row < 1:
+            raise InvalidArgument(f"row: expected a whole number from 1, got {self.row!r}")
+        if type(self.sketch) is not int or not 1 <= self.sketch < self.row:
+            most = f"{self.row - 1}, which is less than a row of {self.row} entries"
+            raise InvalidArgument(f"sketch: expected a whole number from 1 to {most}, got {self.sketch!r}")
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,12 @@ class Options:
     """Options that must be equal on all ranks; a reducer with options derives a frozen dataclass."""
 
 
+def check_is_bool(name: str, value: object) -> None:
+    """Raise ``InvalidArgument`` about the option ``name`` unless its value is true or false."""
+    if not isinstance(value, bool):
+        raise InvalidArgument(f"{name}: expected true or false, got {value!r}")
+
+
 class Reducer(ABC):
     """Averages a gradient of ``size`` entries over all ranks of ``topology``.
 
@@ -60,7 +66,9 @@ class Reducer(ABC):
     def __init__(self, topology: Topology, size: int) -> None:
         self.topology = topology
         self.arrays = topology.world.arrays
-        self.size = as_size(size)
+        if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 1:
+            raise InvalidArgument(f"size: expected a whole number of entries from 1, got {size!r}")
+        self.size = int(size)
         self.steps = 0
         self.last: Report | None = None
         self.workspace = Workspace(self.arrays)
@@ -103,16 +111,10 @@ class Reducer(ABC):
         ``takes_entries`` make such a gradient dense.
         """
         mean: Float32 | SparseVector
-        mean, self.last = self.propose(gradient, out)  # type: ignore[arg-type]
+        mean, self.last = self.propose(gradient, out)
         if self.last.finite:
             self.commit()
         return mean
-
-    @overload
-    def propose(self, gradient: SparseVector) -> tuple[SparseVector, Report]: ...
-
-    @overload
-    def propose(self, gradient: npt.ArrayLike, out: Float32 | None = None) -> tuple[Float32, Report]: ...
 
     def propose(
         self, gradient: npt.ArrayLike | SparseVector, out: Float32 | None = None
@@ -221,9 +223,9 @@ class Reducer(ABC):
     def sent_indices(self, mean: Float32) -> Index:
         """Return the indices of the gradient whose entries left this rank in the latest step.
 
-        ``mean``: the result of that step.
+        ``mean``: the result of that step. A single rank sends nothing.
         """
-        return np.flatnonzero(mean)
+        return np.flatnonzero(mean if self.topology.world.size > 1 else mean[:0])
 
     @property
     def residual(self) -> Float32:
@@ -321,20 +323,11 @@ def _sum_of(gradient: Any, residual: Float32) -> Any:
     return gradient + residual
 
 
-def as_size(size: int) -> int:
-    """Return a number of entries; raise ``InvalidArgument`` unless it is a whole number from 1."""
-    if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 1:
-        raise InvalidArgument(f"size: expected a whole number of entries from 1, got {size!r}")
-    return int(size)
-
-
-def as_gradient(
-    gradient: npt.ArrayLike, size: int, arrays: ModuleType = np, workspace: Workspace | None = None
-) -> Float32:
+def as_gradient(gradient: npt.ArrayLike, size: int, arrays: ModuleType, workspace: Workspace) -> Float32:
     """Return ``gradient`` as contiguous float32 of shape ``(size,)``, without a copy if it is that already.
 
-    ``arrays``: the module whose array it must be, NumPy or CuPy; arrays of the other are refused. With a
-    ``workspace`` it is converted in there, under the name "gradient".
+    ``arrays``: the module whose array it must be, NumPy or CuPy; arrays of the other are refused. Else it is
+    converted in the ``workspace``, under the name "gradient".
     """
     expect_module("gradient", gradient, arrays)
     given = arrays.asarray(gradient)
@@ -342,12 +335,12 @@ def as_gradient(
         raise InvalidArgument(f"gradient: expected real numbers, got {given.dtype}")
     if given.shape != (size,):
         raise InvalidArgument(f"gradient: expected shape ({size},), got {given.shape}")
+    if given.dtype == np.float32 and given.flags.c_contiguous:
+        return given
+    converted: Float32 = workspace.get("gradient", size)
     with np.errstate(over="ignore"):  # float64 beyond float32 becomes an infinity, and skips the step
-        if workspace is None or (given.dtype == np.float32 and given.flags.c_contiguous):
-            return arrays.ascontiguousarray(given, np.float32)
-        converted: Float32 = workspace.get("gradient", size)
         converted[...] = given
-        return converted
+    return converted
 
 
 def as_entries(vector: SparseVector, size: int, arrays: ModuleType, out: object) -> SparseVector:

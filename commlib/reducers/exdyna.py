@@ -13,21 +13,14 @@ import numpy.typing as npt
 from commlib.cost import Cost, LinkSeconds, Step, by_link, ring_traffic
 from commlib.entries import INFINITY, take_out
 from commlib.errors import InvalidArgument
+from commlib.reducers.base import check_is_bool
 from commlib.reducers.messages import gather_messages
 from commlib.reducers.residual import ResidualOptions, ResidualReducer, State
 from commlib.registry import resolve
 from commlib.selection.base import BLOCK, accumulate, block_maxima, reaching
 from commlib.topology import LinkBytes, Topology
 from commlib.transport.base import Integers
-from commlib.vectors import (
-    VALUE_BYTES,
-    Float32,
-    Index,
-    SparseVector,
-    index_dtype,
-    non_finite,
-    partition,
-)
+from commlib.vectors import VALUE_BYTES, Float32, Index, SparseVector, index_dtype, non_finite, partition
 from commlib.wire import CODECS, IndexCodec
 from commlib.work import Work
 
@@ -89,6 +82,10 @@ class ExDynaOptions(ResidualOptions):
 
     indices: str
     balance: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_is_bool("balance", self.balance)
 
 
 @dataclass(frozen=True)

@@ -176,25 +176,14 @@ def receive_message(comm: Communicator, source: int, workspace: Workspace) -> Me
     return comm.receive_message(source, lambda length: workspace.get("message", length, np.uint8))
 
 
-def exchange_message(comm: Communicator, message: Message, partner: int, workspace: Workspace) -> Message:
-    """Send a message to ``partner``; return the message received from it, as ``receive_message`` does."""
-    request = comm.send_message(message, partner)
-    received = receive_message(comm, partner, workspace)
+def exchange_message(
+    comm: Communicator, message: Message, to: int, source: int, workspace: Workspace
+) -> Message:
+    """Send a message to rank ``to``; return what ``source`` sent here, as ``receive_message`` does."""
+    request = comm.send_message(message, to)
+    received = receive_message(comm, source, workspace)
     request.wait()
     return received
-
-
-def pack(messages: Sequence[Message]) -> Message:
-    """Return the messages as one: the length of each, then all of them."""
-    lengths = np.array([len(message) for message in messages], np.int32)
-    return np.concatenate([lengths.view(np.uint8), *messages])
-
-
-def unpack(packed: Message, count: int) -> list[Message]:
-    """Return the ``count`` messages of ``packed``, which share its memory."""
-    start = count * np.dtype(np.int32).itemsize
-    lengths = packed[:start].view(np.int32)
-    return np.split(packed[start:], lengths.cumsum()[:-1])
 
 
 def exchange_packed(
@@ -202,12 +191,13 @@ def exchange_packed(
 ) -> list[Message]:
     """Send messages as one to rank ``to``; return the ``count`` messages that ``source`` sent here.
 
-    They lie in the workspace until the next exchange.
+    Sent are the length of each, then all of them. They lie in the workspace until the next exchange.
     """
-    request = comm.send_message(pack(messages), to)
-    received = receive_message(comm, source, workspace)
-    request.wait()
-    return unpack(received, count)
+    lengths = np.array([len(message) for message in messages], np.int32)
+    packed = np.concatenate([lengths.view(np.uint8), *messages])
+    received = exchange_message(comm, packed, to, source, workspace)
+    start = count * lengths.itemsize
+    return np.split(received[start:], received[:start].view(np.int32).cumsum()[:-1])
 
 
 def gather_doubling(

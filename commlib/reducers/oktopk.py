@@ -254,7 +254,7 @@ class OkTopK(SelectingReducer):
     ) -> None:
         """Drop the entries that this rank sent in vain: only local ∩ global is cleared (line 14)."""
         if self.codec.lossless:
-            self.drop_unapplied(selected, combined)
+            self.drop(selected.without(combined))
         else:
             self.drop(selected)
             sent = concatenate([self._decode(message, region) for region, message in enumerate(messages)])

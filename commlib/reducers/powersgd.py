@@ -24,7 +24,7 @@ from commlib.cost import (
     ring_traffic,
     whole_size,
 )
-from commlib.errors import InvalidArgument
+from commlib.errors import InvalidArgument, shown
 from commlib.products import add_and_multiply, multiply, multiply_transposed, reconstruct
 from commlib.reducers.messages import gather_doubling
 from commlib.reducers.residual import ResidualOptions, ResidualReducer, State
@@ -171,7 +171,10 @@ class PowerSGD(ResidualReducer):
         **options: Any,
     ) -> None:
         super().__init__(topology, size, **options)
-        shapes = None if shapes is None else [tuple(map(int, shape)) for shape in shapes]
+        try:
+            shapes = None if shapes is None else [tuple(map(int, shape)) for shape in shapes]
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"shapes: expected a list of shapes, got {shown(shapes)}") from error
         if shapes is not None and sum(map(math.prod, shapes)) != size:
             raise InvalidArgument(f"shapes: expected shapes of {size} entries together, got {shapes}")
         if matrix_rank is not None:

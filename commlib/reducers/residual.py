@@ -19,7 +19,7 @@ from commlib.arrays import compiled, empty, is_on_gpu, memory_errors, to_host
 from commlib.density import check_density, entries
 from commlib.errors import InvalidArgument, NonFiniteInput
 from commlib.kernels import kernels_of
-from commlib.reducers.base import Options, Reducer
+from commlib.reducers.base import Options, Reducer, check_is_bool
 from commlib.reducers.layouts import Flat, Shards
 from commlib.reducers.mean import AnyMeanBuffer
 from commlib.reducers.report import Forgotten, Outcome
@@ -40,8 +40,7 @@ class ResidualOptions(Options):
     def __post_init__(self) -> None:
         check_density(self.density)
         check_density(self.decay, "decay")
-        if not isinstance(self.hierarchical, bool):
-            raise InvalidArgument(f"hierarchical: expected true or false, got {self.hierarchical!r}")
+        check_is_bool("hierarchical", self.hierarchical)
 
 
 @dataclass(frozen=True)
@@ -111,11 +110,6 @@ class ResidualReducer(Reducer):
         self.options = replace(self.options, density=density)
         self._shared = None
         self.k = entries(self.density, self.length)
-
-    @property
-    def takes_entries(self) -> bool:
-        """See :attr:`Reducer.takes_entries`."""
-        return False
 
     def _reduce(self, gradient: Float32 | SparseVector, buffer: AnyMeanBuffer) -> Outcome:
         self._encoded, self._buffer = 0, buffer
@@ -199,10 +193,6 @@ class ResidualReducer(Reducer):
         """Keep the entries of ``vector``, which begins at ``at`` of the own range, for a later step."""
         assert self.keeps_residual or not vector.nnz, "where all is sent there is no residual"
         vector.add_to(self._spare[at : at + vector.size])  # which is the next residual if this step counts
-
-    def drop_unapplied(self, vector: SparseVector, applied: SparseVector) -> None:
-        """Drop the entries of ``vector``, of the whole own range, that are not in ``applied``."""
-        vector.add_unapplied_to(self._spare, applied)
 
     def take_off(self, vector: SparseVector, at: int = 0) -> None:
         """Subtract entries that other ranks apply from the entries that ``drop`` keeps."""
@@ -335,7 +325,6 @@ class SparseReducer(ResidualReducer):
             raise InvalidArgument(f"{option}: {expected}, got {name}")
 
     def set_density(self, density: float) -> None:
-        """See :meth:`ResidualReducer.set_density`."""
         self._check_all_is_sent(density)
         super().set_density(density)
         # The old selector may remember a threshold for another k.
@@ -364,11 +353,8 @@ class SelectingReducer(SparseReducer):
         self._selected = self._proposed = SparseVector.empty(self.length, self.arrays)
 
     def sent_indices(self, mean: Float32) -> Index:
-        """See :meth:`Reducer.sent_indices`; of a node that selects together, what was applied.
-
-        A single rank sends nothing.
-        """
-        if self.layout.of_node and self.topology.world.size > 1:
+        """See :meth:`Reducer.sent_indices`; of a node that selects together, what was applied."""
+        if self.layout.of_node:
             return super().sent_indices(mean)
         if self.sends_all:
             return self._selected.indices_or_range

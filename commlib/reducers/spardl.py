@@ -25,12 +25,11 @@ from commlib.cost import (
 )
 from commlib.entries import take_out, write_at
 from commlib.errors import InvalidArgument, NonFiniteInput
-from commlib.reducers.base import Reducer
 from commlib.reducers.messages import exchange_packed, gather_doubling
 from commlib.reducers.residual import SparseOptions, SparseReducer, State
 from commlib.selection import EVERYTHING
 from commlib.topology import LinkBytes, Topology
-from commlib.vectors import Float32, Index, SparseVector, concatenate, non_finite, partition
+from commlib.vectors import Float32, SparseVector, concatenate, non_finite, partition
 from commlib.work import Work
 
 TEAM_SCALE = 1.25  # of what a rank takes to other teams, in each step
@@ -153,13 +152,8 @@ class SparDL(SparseReducer):
         return -(-self.k // self._members)
 
     def set_density(self, density: float) -> None:
-        """See :meth:`ResidualReducer.set_density`."""
         super().set_density(density)
         self.state = SparDLState(-(-self._of_block // self.options.teams))
-
-    def sent_indices(self, mean: Float32) -> Index:
-        """See :meth:`Reducer.sent_indices`: those that were applied."""
-        return Reducer.sent_indices(self, mean)
 
     def _exchange(self, collected: Float32) -> tuple[SparseVector, int]:
         self._selector_before = self.selector.state_dict()

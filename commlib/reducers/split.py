@@ -140,10 +140,18 @@ class SSARSplit(SplitReducer):
 
     cost = Cost(_ssar_traffic, _ssar_seconds, _ssar_work, is_exact=False)
 
+    def __init__(self, topology: Topology, size: int, **options: Any) -> None:
+        super().__init__(topology, size, **options)
+        self._is_uneven = self._may_be_long()
+
+    def _may_be_long(self) -> bool:
+        return _longest_sum(self.comm.size, self.k, self.length) > self.comm.eager_bytes
+
     def _combine(self, selected: SparseVector) -> SparseVector:
         own = self._add_up_own_range(selected)
         message = self.encode(own, at=self._ranges[self.comm.rank][0])
-        uneven = _longest_sum(self.comm.size, self.k, self.length) > self.comm.eager_bytes
+        # By the density of the previous step, which all ranks have compared: else one would wait for others.
+        uneven, self._is_uneven = self._is_uneven, self._may_be_long()
         return self._gather_ranges(message, self.codec, uneven=uneven)
 
 
@@ -155,7 +163,7 @@ class DSAROptions(SparseOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sums not in VALUE_CODECS:
+        if self.sums not in list(VALUE_CODECS):  # some values have no hash
             raise InvalidArgument(f"sums: expected one of {', '.join(VALUE_CODECS)}, got {self.sums!r}")
 
 

@@ -114,10 +114,10 @@ class SSARDoubling(SelectingReducer):
 
     def _round(self, combined: SparseVector, distance: int) -> SparseVector:
         """Return the sum of the two groups of ``distance`` ranks that meet in this round."""
-        comm = self.comm
+        comm, partner = self.comm, self.comm.rank ^ distance
         # All ranks of a group encode the same sum: one of them keeps the rounding error.
         own = self.encode(combined, keeps=comm.rank % distance == 0)
-        return self._add(own, exchange_message(comm, own, comm.rank ^ distance, self.workspace))
+        return self._add(own, exchange_message(comm, own, partner, partner, self.workspace))
 
     def _add(self, first: Message, second: Message) -> SparseVector:
         with self.measure("combine"):

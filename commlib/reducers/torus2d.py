@@ -30,7 +30,7 @@ class TorusOptions(Options):
     values: str
 
     def __post_init__(self) -> None:
-        if self.values not in VALUE_CODECS:
+        if self.values not in list(VALUE_CODECS):  # some values have no hash
             raise InvalidArgument(f"values: expected one of {', '.join(VALUE_CODECS)}, got {self.values!r}")
 
 

@@ -15,6 +15,7 @@ The outermost sees the gradient first: clip, then correct the momentum.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from numbers import Real
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,7 +23,7 @@ import numpy as np
 from commlib.agreement import check_settings
 from commlib.arrays import to_host
 from commlib.errors import InvalidArgument
-from commlib.reducers.base import Options, Reducer, as_entries, as_gradient
+from commlib.reducers.base import Options, Reducer, as_entries, as_gradient, check_is_bool
 from commlib.reducers.mean import MeanBuffer
 from commlib.reducers.report import Outcome, Report
 from commlib.trace import Recorder
@@ -65,6 +66,7 @@ class ReducerWrapper(Reducer):
         vector = as_gradient(gradient, self.size, self.arrays, self.workspace)
         if not self._is_synchronized:
             self.synchronize()
+        mean: Any
         mean, report = self.reducer.propose(self._before(vector), out)
         self.steps = self.reducer.steps
         self._proposed = mean if report.finite else None
@@ -145,7 +147,7 @@ class ClippingOptions(Options):
     norm: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.norm < float("inf"):
+        if not isinstance(self.norm, Real) or not 0 < self.norm < float("inf"):
             raise InvalidArgument(f"norm: expected a number above 0, got {self.norm!r}")
 
 
@@ -163,7 +165,7 @@ class LocalClipping(ReducerWrapper):
     @classmethod
     def options_of_part(cls, options: Mapping[str, Any], share: float) -> dict[str, Any]:
         """Return the norm of a part: the norms of all parts together make up the norm of the options."""
-        return {"norm": options["norm"] * share**0.5}
+        return {"norm": ClippingOptions(**options).norm * share**0.5}
 
     def _before(self, gradient: Float32) -> Float32:
         largest = max(float(gradient.max()), -float(gradient.min()))
@@ -186,8 +188,9 @@ class MomentumOptions(Options):
     masking: bool
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
+        if not isinstance(self.momentum, Real) or not 0 <= self.momentum < 1:
             raise InvalidArgument(f"momentum: expected a number in [0, 1), got {self.momentum!r}")
+        check_is_bool("masking", self.masking)
 
 
 class MomentumCorrection(ReducerWrapper):

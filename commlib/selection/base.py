@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from commlib.arrays import Allocate, Workspace, compiled, new_array
-from commlib.entries import INFINITY, MAGNITUDE, Bits
+from commlib.entries import INFINITY, MAGNITUDE, Bits, ones_in
 from commlib.errors import NonFiniteInput
 from commlib.vectors import Float32, Index, SparseVector, index_dtype
 
@@ -50,10 +50,6 @@ class Selector(ABC):
 
 
 BLOCK = 64  # entries: the bits of a uint64
-
-# Two is a primitive root modulo 67: every power of two below 2^64 has a different remainder.
-_LOG2 = np.zeros(67, np.int64)
-_LOG2[[pow(2, exponent, 67) for exponent in range(BLOCK)]] = np.arange(BLOCK)
 
 
 def reaching(
@@ -113,7 +109,7 @@ def write_indices(mask: np.uint64, first: int, indices: Index, filled: int) -> i
     """Write ``first + i`` for every bit ``i`` of ``mask``; return the number of indices written so far."""
     while mask:
         lowest_bit = mask & (~mask + np.uint64(1))
-        indices[filled] = first + _LOG2[lowest_bit % np.uint64(67)]
+        indices[filled] = first + ones_in(lowest_bit - np.uint64(1))
         filled += 1
         mask ^= lowest_bit
     return filled
@@ -149,8 +145,9 @@ class BlockSelector(Selector):
     ``allocate(name, length, dtype)`` allocates the arrays of a call.
     """
 
-    def __init__(self, allocate: Allocate = new_array) -> None:
-        self.allocate = allocate
+    allocate: Allocate = staticmethod(new_array)
+
+    def __init__(self) -> None:
         self._workspace = Workspace()
 
     def select(self, vector: Float32, k: int) -> SparseVector:

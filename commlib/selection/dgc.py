@@ -6,7 +6,7 @@ import numpy as np
 
 from commlib.entries import Bits
 from commlib.selection.base import BLOCK, BlockSelector, reaching
-from commlib.selection.exact import Exact, keep_largest, kth_largest
+from commlib.selection.exact import keep_largest, kth_largest, select_exactly
 from commlib.vectors import Float32, SparseVector
 
 SAMPLE = 1 << 14  # entries of a long vector
@@ -22,7 +22,7 @@ class DGC(BlockSelector):
     3. The exact top-k of the entries that reach it.
 
     The paper takes fewer than ``k`` as they come; here only the cost depends on how well the sample
-    represents the vector. Where the threshold is far off, the search of :class:`Exact` finds it.
+    represents the vector. Where the threshold is far off, the search of ``exact`` finds it.
     """
 
     def select_by_blocks(self, vector: Float32, maxima: Bits, k: int) -> SparseVector:
@@ -41,4 +41,4 @@ class DGC(BlockSelector):
             if candidates.nnz >= k:
                 return keep_largest(candidates, k)
             rank *= 2
-        return Exact(self.allocate).select_by_blocks(vector, maxima, k)
+        return select_exactly(vector, maxima, k, self.allocate)

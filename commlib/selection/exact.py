@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from commlib.arrays import compiled
+from commlib.arrays import Allocate, compiled
 from commlib.entries import MAGNITUDE, Bits
 from commlib.selection.base import BLOCK, BlockSelector, reaching
 from commlib.vectors import Float32, Index, SparseVector
@@ -25,14 +25,19 @@ class Exact(BlockSelector):
     """
 
     def select_by_blocks(self, vector: Float32, maxima: Bits, k: int) -> SparseVector:
-        reach, candidates = partial(reaching, vector, maxima, enough=k, allocate=self.allocate), None
-        if 5 * k <= 4 * len(maxima):  # measured: nearer to all blocks, too many entries reach the threshold
-            candidates = reach(kth_largest(maxima, k, spare=k // 16), at_most=4 * k + BLOCK)
-        if candidates is None:
-            lowest = kth_largest(vector.view(np.uint32), k, spare=k)
-            candidates = reach(lowest, at_most=2 * k + BLOCK)
-        assert candidates is not None, "k + spare entries at most, and the ties of one block"
-        return keep_largest(candidates, k)
+        return select_exactly(vector, maxima, k, self.allocate)
+
+
+def select_exactly(vector: Float32, maxima: Bits, k: int, allocate: Allocate) -> SparseVector:
+    """Return the ``k`` entries of largest magnitude, see :meth:`BlockSelector.select_by_blocks`."""
+    reach, candidates = partial(reaching, vector, maxima, enough=k, allocate=allocate), None
+    if 5 * k <= 4 * len(maxima):  # measured: nearer to all blocks, too many entries reach the threshold
+        candidates = reach(kth_largest(maxima, k, spare=k // 16), at_most=4 * k + BLOCK)
+    if candidates is None:
+        lowest = kth_largest(vector.view(np.uint32), k, spare=k)
+        candidates = reach(lowest, at_most=2 * k + BLOCK)
+    assert candidates is not None, "k + spare entries at most, and the ties of one block"
+    return keep_largest(candidates, k)
 
 
 LEADING = 20  # the shift that leaves the sign-less leading bits: the exponent and three of the mantissa

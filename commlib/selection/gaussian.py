@@ -8,7 +8,7 @@ import numpy as np
 from commlib.arrays import compiled
 from commlib.entries import Bits
 from commlib.selection.base import BLOCK, BlockSelector, reaching
-from commlib.selection.exact import Exact
+from commlib.selection.exact import select_exactly
 from commlib.vectors import Float32, SparseVector
 
 LOWER = 0.9  # doubles the count in a normal tail at density 1 %
@@ -37,11 +37,11 @@ class Gaussian(BlockSelector):
             lowest = np.float32(min(threshold, LARGEST)).view(np.uint32)
             selected = reaching(vector, maxima, lowest, at_most, allocate=self.allocate)
             if selected is None:
-                return Exact(self.allocate).select_by_blocks(vector, maxima, at_most)
+                return select_exactly(vector, maxima, at_most, self.allocate)
             if 4 * selected.nnz >= 3 * k:
                 return selected
             threshold *= LOWER
-        return Exact(self.allocate).select_by_blocks(vector, maxima, k)
+        return select_exactly(vector, maxima, k, self.allocate)
 
 
 def predicted_threshold(vector: Float32, k: int) -> float:

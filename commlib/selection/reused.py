@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from commlib.entries import Bits
+from commlib.errors import InvalidArgument
 from commlib.selection.base import BlockSelector, reaching
-from commlib.selection.exact import Exact
+from commlib.selection.exact import select_exactly
 from commlib.vectors import Float32, SparseVector
 
 
@@ -22,6 +23,8 @@ class Reused(BlockSelector):
 
     def __init__(self, every: int = 32) -> None:
         super().__init__()
+        if type(every) is not int or every < 1:
+            raise InvalidArgument(f"every: expected a whole number of calls from 1, got {every!r}")
         self._every = every
         self._calls = 0
         self._threshold = np.uint32(0)
@@ -33,7 +36,7 @@ class Reused(BlockSelector):
                 vector, maxima, self._threshold, at_most=self.at_most * k, allocate=self.allocate
             )
         if selected is None or 2 * selected.nnz < k:
-            selected = Exact(self.allocate).select_by_blocks(vector, maxima, k)
+            selected = select_exactly(vector, maxima, k, self.allocate)
             self._threshold = np.abs(selected.values).min().view(np.uint32)
         self._calls += 1
         return selected

@@ -29,17 +29,6 @@ def test_a_residual_is_halved_before_a_gradient_is_added():
     assert second[1] == ([0, 6, 0], [0, 0, 7.5], Forgotten(45**0.5, 9))
 
 
-def test_without_decay_every_bit_is_as_before_and_nothing_is_forgotten():
-    def body(comm, **decay):
-        reducer = make_reducer("gtopk", Topology(comm), size=1000, density=0.05, **decay)
-        rng = np.random.default_rng(comm.rank)
-        means = [reducer.reduce(rng.standard_normal(1000)).tobytes() for _ in range(3)]
-        assert reducer.last.forgotten == Forgotten()
-        return means, reducer.residual.tobytes()
-
-    assert simulated.run(body, 3) == simulated.run(lambda comm: body(comm, decay=1), 3)
-
-
 def test_the_report_of_buckets_has_what_all_of_them_forgot():
     def body(comm):
         buckets = whole_exchange("allgather", Topology(comm), [2, 3], density=0.1, decay=0.75)
@@ -72,12 +61,3 @@ def test_a_decay_that_is_none_is_refused(bad):
         return str(caught.value)
 
     assert simulated.run(body, 2) == [f"decay: expected a number in (0, 1], got {bad!r}"] * 2
-
-
-def test_where_no_residual_is_kept_none_can_decay():
-    def body(comm):
-        with pytest.raises(InvalidArgument, match="^decay: expected 1.0 with selector all, .*, got 0.5$"):
-            make_reducer("allgather", Topology(comm), size=10, selector="all", density=1.0, decay=0.5)
-        return True
-
-    assert all(simulated.run(body, 2))

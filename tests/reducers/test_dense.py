@@ -69,20 +69,6 @@ def test_levels_travel_in_the_smallest_integers_that_hold_their_sums(values, wor
         assert np.abs(residual).max() < 1e-4
 
 
-@pytest.mark.parametrize("layout", [(3, 1), (5, [3, 2]), (7, 4), (1, 1)])
-@pytest.mark.parametrize(("values", "size"), [("hadamard4", 1300), ("hadamard8", 1300), ("hadamard4", 2)])
-def test_the_bytes_are_those_of_the_closed_form(layout, values, size):
-    def body(comm):
-        topology = Topology(comm, layout[1])
-        reducer = make_reducer("dense", topology, size, values=values)
-        reducer.reduce(gradient(size, comm.rank))
-        return reducer.last.traffic.sent == bytes_sent(
-            "dense", topology.nodes, comm.rank, size, values=values
-        )
-
-    assert all(simulated.run(body, layout[0]))
-
-
 @pytest.mark.parametrize("values", LARGEST)
 def test_a_step_loses_what_levels_of_that_width_lose_and_less_than_a_torus(values):
     """With steps of ``s``, rounding loses ``s²/12`` of a rotated value in the mean."""
@@ -98,15 +84,6 @@ def test_a_step_loses_what_levels_of_that_width_lose_and_less_than_a_torus(value
     }
     assert lost["dense"] == pytest.approx(expected, rel=0.02)  # 400,000 independent errors
     assert lost["dense"] < 0.9 * lost["torus2d"]
-
-
-def test_what_is_rounded_away_is_applied_later():
-    ranks, size = 3, 1300
-    same = lambda size, rank, step: gradient(size, rank)  # noqa: E731
-    means, _, _ = reduced(ranks, size, "hadamard4", steps=40, given=same)[0]
-    mean = np.mean([gradient(size, rank) for rank in range(ranks)], axis=0, dtype=np.float64)
-    first, all_of_them = (np.linalg.norm(each - mean) for each in (means[0], np.mean(means, axis=0)))
-    assert all_of_them < first / 20
 
 
 def test_a_single_rank_rounds_nothing():

@@ -51,7 +51,7 @@ def few_distinct(rng, size, rank, step):
 
 
 def tiny(rng, size, rank, step):
-    """ReducerWrapper the smallest float32 that is normal."""
+    """About the smallest float32 that is normal."""
     return 1e-38 * rng.standard_normal(size)
 
 

@@ -264,17 +264,6 @@ def test_a_long_sum_of_ssar_split_goes_round_in_pieces(size, nodes):
     assert last < 0.8 * last_whole
 
 
-def test_dense_takes_as_long_as_a_ring_without_any_agreement():
-    def ring(comm):
-        parts, sums = (np.split(np.ones(1_000_000, np.float32), RANKS) for _ in range(2))
-        begun = comm.now()
-        Ring(comm, range(RANKS)).allreduce(parts, sums, lambda total: None)
-        return comm.now() - begun
-
-    *_, seconds = one_step("dense", 1_000_000)
-    assert seconds == pytest.approx(max(simulated.run(ring, RANKS, RANKS_PER_NODE)), rel=1e-9)
-
-
 @pytest.mark.parametrize("ranks_per_node", [2, [1, 4], *more([3, 1, 1], 5)], ids=str)
 @pytest.mark.parametrize(
     ("name", "options"),
@@ -319,6 +308,7 @@ def test_every_rank_learns_what_one_of_them_has_different(name, options, ranks_p
 @pytest.mark.parametrize("name", [name for name in REDUCERS if REDUCERS[name].sparse])
 def test_ranks_of_different_densities_raise_also_where_that_changes_the_lengths_of_messages(name):
     def body(comm):
+        comm.eager_bytes = 400  # longer sums of ssar_split go round in another way
         reducer = make_reducer(name, Topology(comm), 10_000, density=0.01)
         reducer.reduce(gradient(10_000, comm.rank, 0))
         reducer.set_density((0.001, 0.9, 0.1, 0.01)[comm.rank])

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from commlib import REDUCERS, Network, Topology, make_reducer
-from commlib.arrays import Workspace
 from commlib.cost import Step
 from commlib.reducers import reducer_options
-from commlib.reducers.messages import even_out, gather_entries
+from commlib.reducers.messages import even_out
 from commlib.transport import simulated
 
 
@@ -26,25 +25,6 @@ def test_entries_are_evened_out_in_the_order_of_the_ranks(counts):
     assert [each for _, values in shares for each in values] == [each / 2 for each in range(sum(counts))]
     lengths = [len(indices) for indices, _ in shares]
     assert max(lengths) - min(lengths) <= 1
-
-
-@pytest.mark.parametrize("counts", [[7, 0, 13, 1, 2], [0, 0], [4]])
-@pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_the_entries_of_all_ranks_are_gathered_in_one_message(counts, dtype):
-    starts = np.cumsum([0, *counts])
-
-    def body(comm):
-        own = np.arange(starts[comm.rank], starts[comm.rank + 1])
-        held = [own.astype(dtype), (own / 2).astype(np.float32)]
-        indices, values = gather_entries(comm, held, np.array(counts, np.int64), Workspace())
-        return indices, values
-
-    record = []
-    for indices, values in simulated.run(body, len(counts), record=record):
-        assert (indices.dtype, values.dtype) == (dtype, np.float32)
-        assert indices.tolist() == list(range(sum(counts)))
-        assert values.tolist() == [each / 2 for each in range(sum(counts))]
-    assert len(record) == sum(count > 0 for count in counts) * (len(counts) - 1)
 
 
 def test_a_sum_that_two_ranks_round_alike_is_kept_by_one_of_them():

@@ -1,4 +1,4 @@
-"""ExDyna, SparDL, ARC-Top-K and PowerSGD: what distinguishes them, and what they refuse."""
+"""ExDyna, SparDL, ARC-Top-K and PowerSGD: what distinguishes them; options that any reducer refuses."""
 
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ from commlib.exchange import BucketExchange, check_config
 from commlib.transport import simulated
 
 SIZE = 1000
+ALL = {"selector": "all", "density": 1.0}
 
 
 def drawn(rank, step=0, size=SIZE):
@@ -205,7 +206,7 @@ def test_frameworks_give_shapes_to_reducers_that_take_them():
         ("spardl", {"teams": 3}, "teams: expected a divisor of the 4 ranks, got 3"),
         (
             "spardl",
-            {"selector": "all", "density": 1.0},
+            ALL,
             "selector: expected one that selects k entries, got 'all'",
         ),
         ("exdyna", {"indices": "fp16"}, "whose values can be added up, got 'fp16'"),
@@ -214,7 +215,36 @@ def test_frameworks_give_shapes_to_reducers_that_take_them():
         ("powersgd", {"matrix_rank": 51, "shapes": [(20, 50)]}, "from 1 to 50, the longest side of a matrix"),
         ("powersgd", {"matrix_rank": 0}, "matrix_rank: expected a whole number from 1, got 0"),
         ("powersgd", {"shapes": [(3, 3)]}, "shapes: expected shapes of 1000 entries together"),
+        ("powersgd", {"shapes": 3}, "shapes: expected a list of shapes, got 3"),
+        ("powersgd", {"shapes": ["x"]}, "shapes: expected a list of shapes, got ['x']"),
+        ("arctopk", {"row": "8"}, "row: expected a whole number from 1, got '8'"),
+        ("exdyna", {"balance": "no"}, "balance: expected true or false, got 'no'"),
+        ("torus2d", {"values": []}, "values: expected one of fp32, fp16, "),
+        ("dsar_split", {"sums": {}}, "sums: expected one of fp32, fp16, "),
         ("gtopk", {"hierarchical": 1}, "hierarchical: expected true or false, got 1"),
+        (
+            "oktopk",
+            {"repartition_every": 0},
+            "repartition_every: expected a whole number of steps from 1",
+        ),
+        (
+            "oktopk",
+            {"reevaluate_every": -1},
+            "reevaluate_every: expected a whole number of steps from 1",
+        ),
+        ("oktopk", {"leftovers": "nobody"}, "leftovers: expected sender or owner, got 'nobody'"),
+        ("allgather", {"selector": "all"}, "density: expected 1.0 with selector all, got 0.01"),
+        (
+            "allgather",
+            {**ALL, "decay": 0.5},
+            "decay: expected 1.0 with selector all, which keeps no",
+        ),
+        ("ssar_split", {**ALL, "wire": "gap+fp16"}, "wire: expected one without loss with selector all, got"),
+        (
+            "dsar_split",
+            {**ALL, "sums": "qsgd4"},
+            "sums: expected one without loss with selector all",
+        ),
         ("exdyna", {"density": 0}, "density: expected a number in (0, 1], got 0"),
     ],
 )

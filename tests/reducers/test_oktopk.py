@@ -3,50 +3,13 @@
 import numpy as np
 import pytest
 
-from commlib import InvalidArgument, Topology, make_reducer
+from commlib import Topology, make_reducer
 from commlib.transport import simulated
 from commlib.tuning.probe import Gradients
 
 
-def sparse(size: int, entries: dict[int, float]) -> np.ndarray:
-    vector = np.zeros(size, np.float32)
-    for index, value in entries.items():
-        vector[index] = value
-    return vector
-
-
 def reducer_of(comm, size, density, **options):
     return make_reducer("oktopk", Topology(comm, ranks_per_node=1), size=size, density=density, **options)
-
-
-def test_a_step_worked_by_hand():
-    # Two ranks, k = 2. Rank 0 selects 1 and 5, rank 1 selects 5 and 7; the sums are {1: 4, 5: 7, 7: 5}; the
-    # two largest are 5 and 7. Index 1 stays with rank 0, the one that sent it.
-    gradients = [sparse(8, {1: 4, 5: 3, 2: 1}), sparse(8, {5: 4, 7: 5, 0: 1})]
-
-    def body(comm):
-        reducer = reducer_of(comm, 8, density=0.25)
-        return reducer.reduce(gradients[comm.rank]), reducer.residual
-
-    (mean, left_0), (_, left_1) = simulated.run(body, 2)
-    assert mean.tolist() == sparse(8, {5: 3.5, 7: 2.5}).tolist()
-    assert left_0.tolist() == sparse(8, {1: 4, 2: 1}).tolist()
-    assert left_1.tolist() == sparse(8, {0: 1}).tolist()
-
-
-def test_leftovers_may_stay_with_the_owner_of_the_region():
-    # Sums {1: 4, 5: 8, 7: 4}, k = 2. Regions begin at the mean of the medians, (7 + 5) // 2 = 6.
-    gradients = [sparse(8, {5: 3, 7: 4}), sparse(8, {1: 4, 5: 5})]
-
-    def body(comm):
-        reducer = reducer_of(comm, 8, density=0.25, leftovers="owner")
-        return reducer.reduce(gradients[comm.rank]), reducer.residual
-
-    (mean, left_0), (_, left_1) = simulated.run(body, 2)
-
-    assert mean.tolist() == sparse(8, {1: 2, 5: 4}).tolist()  # 4 at 1 and at 7: the lower index
-    assert not left_0.any()
-    assert left_1.tolist() == sparse(8, {7: 4}).tolist()  # sent by rank 0, kept by rank 1
 
 
 def test_regions_share_what_is_selected_not_the_indices():
@@ -117,32 +80,3 @@ def test_what_a_rank_sends_hardly_grows_with_the_number_of_ranks(name):
 
     few, many = (np.mean(simulated.run(body, ranks, ranks_per_node=1)) for ranks in (8, 32))
     assert abs(many / few - 1) < 0.25  # (P − 1)/P alone makes it 1.107 times as much
-
-
-def test_a_rank_that_selects_nothing_large_does_not_stop_the_others():
-    def body(comm):
-        reducer = reducer_of(comm, 100, density=0.05)
-        gradient = np.zeros(100, np.float32) if comm.rank == 1 else np.arange(100, dtype=np.float32)
-        return reducer.reduce(gradient)
-
-    means = simulated.run(body, 3)
-    assert np.count_nonzero(means[0]) == 5
-    assert (means[0][95:] == np.float32(2) * np.arange(95, 100, dtype=np.float32) / np.float32(3)).all()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"repartition_every": 0}, "repartition_every: expected a whole number of steps from 1, got 0"),
-        ({"reevaluate_every": -1}, "reevaluate_every: expected a whole number of steps from 1, got -1"),
-        ({"leftovers": "nobody"}, "leftovers: expected sender or owner, got 'nobody'"),
-        ({"reevaluate": 3}, 'reevaluate: oktopk has no such option .* did you mean "reevaluate_every"'),
-    ],
-)
-def test_a_wrong_option_is_refused(options, message):
-    def body(comm):
-        with pytest.raises(InvalidArgument, match=message):
-            reducer_of(comm, 100, density=0.1, **options)
-        return True
-
-    assert simulated.run(body, 2) == [True, True]

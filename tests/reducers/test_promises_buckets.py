@@ -73,10 +73,6 @@ def test_buckets_give_what_their_reducers_give_one_by_one(ranks, case):
             assert buckets.last.applied == sum(each.applied for each in reports)
             assert buckets.last.traffic.sent.inter == sum(each.traffic.sent.inter for each in reports)
         assert buckets.residual.tobytes() == np.concatenate([part.residual for part in parts]).tobytes()
-        sent = [part.sent_indices(each) for part, each in zip(parts, apart, strict=True)]
-        lows = [each.start for each in buckets.slices]
-        expected = np.concatenate([each + low for each, low in zip(sent, lows, strict=True)])
-        np.testing.assert_array_equal(buckets.sent_indices(mean), expected)
         return True
 
     assert all(ranks.run(body))

@@ -292,23 +292,6 @@ def test_an_exchange_takes_dense_gradients_and_sparse_ones_in_one_step(world_siz
     assert simulated.run(body, world_size) == [([True] * STEPS, True)] * world_size
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "match"),
-    [
-        ("allgather", {"selector": "all"}, "^density: expected 1.0 with selector all, got 0.01$"),
-        ("ssar_split", {**ALL, "wire": "gap+fp16"}, "^wire: expected one without loss .*, got gap.fp16$"),
-        ("dsar_split", {**ALL, "sums": "qsgd4"}, "^sums: expected one without loss .*, got qsgd4$"),
-    ],
-)
-def test_settings_that_cannot_send_all_are_refused(name, options, match):
-    def body(comm):
-        with pytest.raises(InvalidArgument, match=match):
-            make_reducer(name, Topology(comm), 100, **options)
-        return True
-
-    assert all(simulated.run(body, 2))
-
-
 def test_what_is_no_gradient_of_the_reducer_is_refused_and_changes_nothing():
     def body(comm):
         reducer = make_reducer("ssar_split", Topology(comm), 100, **ALL)
