@@ -73,7 +73,7 @@ class Counts:
 
 
 class Level:
-    """A record store of the ids of ``part``, or ``None`` where there is no folder or no room for it.
+    """A record store of the ids of ``part``; ``None`` without a folder or room for it, and once it is closed.
 
     If it fails, reads go on without it, after one warning.
     """
@@ -108,9 +108,10 @@ class Level:
 
     def read(self, ids: Ids, use: RecordCallback) -> Misses:
         """Give the stored records of ids to ``use``; return the positions that are missing or damaged."""
-        if self.store is None:
+        store = self.store  # another thread may close the level
+        if store is None:
             return Misses(list(range(len(ids))), [])
-        misses = self.store.read_many(ids, use)
+        misses = store.read_many(ids, use)
         with self._counting:
             self._requested += len(ids)
             self._found += len(ids) - len(misses.missing) - len(misses.damaged)
@@ -118,26 +119,28 @@ class Level:
 
     def put(self, ids: Ids, misses: Misses, records: Mapping[int, bytes]) -> None:
         """Store the records of the misses, by position in ``ids``."""
-        if self.store is None:
+        store = self.store
+        if store is None:
             return
         damaged, missing = (np.array(each, np.int64) for each in (misses.damaged, misses.missing))
-        missing = missing[self.store.includes(ids[missing])]
+        missing = missing[store.includes(ids[missing])]
         if len(damaged):
-            self.store.replace(ids[damaged], [records[position] for position in damaged.tolist()])
+            store.replace(ids[damaged], [records[position] for position in damaged.tolist()])
         if len(missing):
             try:
-                self.store.put_many(ids[missing], [records[position] for position in missing.tolist()])
-                self.store.seal()
+                store.put_many(ids[missing], [records[position] for position in missing.tolist()])
+                store.seal()
             except CacheFull as error:
-                self._dirs.warn_full(self.store.folder, str(error))
+                self._dirs.warn_full(store.folder, str(error))
 
     def close(self) -> None:
-        """Release the store, and record how many samples were requested and found."""
-        if self.store is not None:
+        """Release the store and its files, and record how many samples were requested and found."""
+        store, self.store = self.store, None
+        if store is not None:
             with self._counting:
-                add_read_counts(self.store.folder, self._requested, self._found)
+                add_read_counts(store.folder, self._requested, self._found)
                 self._requested = self._found = 0
-            self.store.close()
+            store.close()
 
 
 class Levels:
