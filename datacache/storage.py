@@ -118,11 +118,15 @@ class Storage:
         timeout_seconds: float = 30.0,
         threads: int = 16,
     ) -> None:
-        for name, value in {"attempts": attempts, "threads": threads}.items():
-            if value < 1:
-                raise ValueError(f"{name}: expected at least 1, got {value}")
-        if timeout_seconds <= 0:
-            raise ValueError(f"timeout_seconds: expected more than 0, got {timeout_seconds}")
+        for name, whole in {"attempts": attempts, "threads": threads}.items():
+            if type(whole) is not int or whole < 1:  # True is an int in Python
+                raise ValueError(f"{name}: expected a whole number from 1, got {whole!r}")
+        if type(first_wait_seconds) not in (int, float) or not first_wait_seconds >= 0:
+            raise ValueError(f"first_wait_seconds: expected a number from 0, got {first_wait_seconds!r}")
+        if type(timeout_seconds) not in (int, float) or not timeout_seconds > 0:
+            raise ValueError(f"timeout_seconds: expected a number above 0, got {timeout_seconds!r}")
+        if options is not None and not isinstance(options, Mapping):
+            raise ValueError(f"options: expected keys and values, got one {type(options).__name__}")
         self.url, self._whole_url = without_secrets(url), url
         self._options = dict(options or {})
         self._attempts = attempts

@@ -56,7 +56,8 @@ def manifest_of(
     if folder is None:
         return source.scan(report)
     readable = "".join(each if each.isalnum() else "-" for each in name)[-60:]
-    path = folder / f"manifest-{readable}-{xxhash.xxh3_64_hexdigest(name.encode())}.npz"
+    digest = xxhash.xxh3_64_hexdigest(name.encode("utf-8", "surrogatepass"))  # folders of any bytes
+    path = folder / f"manifest-{readable}-{digest}.npz"
     try:
         make_folder(folder)
         with locks.exclusive(path.with_suffix(".lock"), SCAN_SECONDS) as held:
