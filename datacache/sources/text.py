@@ -2,6 +2,7 @@ r"""Sources of UTF-8 text, whose lines end with ``\n``, the last one also with t
 
 import codecs
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -54,10 +55,10 @@ class Lines:
 
 
 def find_lines(storage: Storage, file: File, add: Callable[[int], None]) -> Lines:
-    """Return the lines of a file; ``add`` gets the bytes read."""
+    """Return the lines of a file, without its byte order mark; ``add`` gets the bytes read."""
     ends, solids = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     solid = 0  # bytes so far that are not white space
-    last = b""
+    head = last = b""
     for start, block in _blocks(storage, file):
         content = np.frombuffer(block, np.uint8)
         breaks = np.flatnonzero(content == ord("\n"))
@@ -65,13 +66,16 @@ def find_lines(storage: Storage, file: File, add: Callable[[int], None]) -> Line
         ends.append(start + breaks)
         solids.append(counted[breaks])
         solid, last = int(counted[-1]), block[-1:]
+        head = (head + block[: len(BOM_UTF8)])[: len(BOM_UTF8)]
         add(len(block))
     if last not in (b"", b"\n"):
         ends.append(np.array([file.size]))
         solids.append(np.array([solid]))
     stops = np.concatenate(ends)
-    starts = np.concatenate([[0], stops[:-1] + 1]) if len(stops) else stops
-    blank = np.diff(np.concatenate(solids), prepend=0) == 0
+    starts = np.concatenate([[0], stops[:-1] + 1])[: len(stops)]
+    mark = len(head) if head == BOM_UTF8 else 0  # as programs of Windows write
+    blank = np.diff(np.concatenate(solids), prepend=mark) == 0
+    starts[:1] += mark
     return Lines(file.path, starts, stops - starts, blank)
 
 

@@ -536,10 +536,10 @@ def test_lines_come_with_their_translations(url, last):
     assert_gives(source, [f"{a}\n{b}".encode() for a, b in zip(GERMAN, ENGLISH, strict=True)], [0] * 5)
 
 
-@pytest.mark.parametrize("last", ["", "\n", "\n\n \n"])
+@pytest.mark.parametrize(("first", "last"), [("", ""), ("", "\n"), ("\ufeff", "\n\n \n")])
 @pytest.mark.usefixtures("block_bytes")
-def test_text_comes_line_by_line_and_file_after_file_without_blank_lines(url, last):
-    put(url, {"a": f"\n = Öl = \n\n \t\r\nzwölf\r\nEnde{last}".encode(), "b": b"", "c": b"x\ny"})
+def test_text_comes_line_by_line_and_file_after_file_without_blank_lines(url, first, last):
+    put(url, {"a": f"{first}\n = Öl = \n\n \t\r\nzwölf\r\nEnde{last}".encode(), "b": b"", "c": b"x\ny"})
     source = TextLines(url, ["c", "a", "b"])
     expected = ["x", "y", " = Öl = ", "zwölf\r", "Ende"]
     manifest = assert_gives(source, [line.encode() for line in expected], [0] * 5)
@@ -579,7 +579,7 @@ ATIS = (
 TABBED = "atis_flight\twhat flights leave boston\natis_airfare#atis_flight\tfare and code"
 
 
-@pytest.mark.parametrize("content", [ATIS, TABBED, TABBED + "\r\n"])
+@pytest.mark.parametrize("content", [ATIS, TABBED, TABBED + "\r\n", "\ufeff" + TABBED])
 def test_labelled_texts_come_with_their_labels(url, content):
     put(url, {"x": content.encode()})
     texts = [b"what flights leave boston", b"fare and code" + b"\r" * content.count("\r")]
