@@ -1,6 +1,5 @@
 """Reads through the levels: from memory, else disk, else central storage; misses fill the levels."""
 
-import random
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
@@ -147,7 +146,6 @@ class Levels:
     """The pre-processed samples of a source on one node. Threads may read at the same time.
 
     ``part``: the ids, ascending, that the node stores; other samples can be read, but are not stored.
-    ``verified``: the share of reads from memory that verify payload checksums (headers always are).
     """
 
     def __init__(
@@ -157,16 +155,11 @@ class Levels:
         preprocessing: Preprocessing,
         part: Ids,
         dirs: CacheDirs,
-        *,
-        verified: float = 1.0,
     ) -> None:
-        if not 0 <= verified <= 1:
-            raise ValueError(f"verified: expected a share from 0 to 1, got {verified}")
         self.counts = Counts()
         self._remote: dict[int, Sample] = {}
         self._counting = threading.Lock()
         self._source, self._manifest, self._preprocessing = source, manifest, preprocessing
-        self._verified = verified
         encoded = xxh3_128_hexdigest(manifest.fingerprint.encode() + part.astype("<i8").tobytes())
         prepared = xxh3_128_hexdigest(f"{encoded} {preprocessing.fingerprint}".encode())
         note = {"manifest": manifest.fingerprint, "samples of the source": len(manifest)}
@@ -197,10 +190,9 @@ class Levels:
 
     def _read_own(self, ids: Ids) -> list[Sample]:
         samples: dict[int, Sample] = {}
-        verify = self._verified == 1 or random.random() < self._verified
 
         def use(position: int, record: memoryview) -> None:
-            payload, shape = unpack(int(ids[position]), record, verify=verify, seed=self.memory.seed)
+            payload, shape = unpack(int(ids[position]), record, verify=True, seed=self.memory.seed)
             if len(shape) == 4:  # the last number is the id of the stand-in
                 self._note_stand_in(int(ids[position]), shape[3])
             samples[position] = np.frombuffer(payload, np.uint8).reshape(shape[:3])

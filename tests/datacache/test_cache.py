@@ -192,7 +192,6 @@ def test_a_data_set_of_tensorflow_has_the_same_batches():
     [
         ({"threads": 0}, "threads: expected at least 1, got 0"),
         ({"prefetch": 0}, "prefetch: expected at least 1, got 0"),
-        ({"verified": 1.5}, "verified: expected a share from 0 to 1, got 1.5"),
         ({}, "order: expected one of 23 samples, got one of 24"),
     ],
 )

@@ -59,8 +59,8 @@ def png(image):
     return buffer.getvalue()
 
 
-def levels_of(source, dirs=CacheDirs(), part=EVERYTHING, **options):  # noqa: B008 - it is immutable
-    return Levels(source, source.scan(), Preprocessing("image", 16), part, dirs, **options)
+def levels_of(source, dirs=CacheDirs()):  # noqa: B008 - it is immutable
+    return Levels(source, source.scan(), Preprocessing("image", 16), EVERYTHING, dirs)
 
 
 def both(tmp_path):
@@ -185,11 +185,3 @@ def test_folders_removed_while_they_are_filled_are_said_once_and_training_goes_o
     levels.close()
     assert list(tmp_path.rglob("*")) == []
     assert same(levels_of(source, both(tmp_path)).read(EVERYTHING), expected_of(source))
-
-
-def test_unverified_reads_still_look_at_the_headers(tmp_path):
-    source = Pictures()
-    levels_of(source, both(tmp_path)).read(EVERYTHING)
-    levels = levels_of(source, both(tmp_path), verified=0.0)
-    assert same(levels.read(EVERYTHING), expected_of(source))
-    assert levels.counts.memory == SAMPLES
