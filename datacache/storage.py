@@ -366,7 +366,13 @@ class Storage:
     def _connect(self) -> None:
         self._process = os.getpid()
         self._pool = ThreadPool()
-        self._filesystem, root = fsspec.core.url_to_fs(self._whole_url, **self._options)
+        try:
+            self._filesystem, root = fsspec.core.url_to_fs(self._whole_url, **self._options)
+        except (OSError, ImportError, ValueError):
+            raise
+        except Exception as error:  # a library's own, such as FTP's for a wrong password
+            reason = f"{type(error).__name__}: {without_secrets(str(error))}"
+            raise StorageFailed(f"{self.url}: no connection: {reason}") from None
         self._root = root.rstrip("/")
 
     def _connected(self) -> "ThreadPool":

@@ -1,6 +1,7 @@
 """Files of any filesystem, also of ones that fail, stall and answer in part."""
 
 import asyncio
+import ftplib
 import random
 import subprocess
 import sys
@@ -87,7 +88,16 @@ class DozingFileSystem(AsyncFileSystem):
         return CONTENTS[start:end]
 
 
-for filesystem in (FlakyFileSystem, DozingFileSystem):
+class ClosedFileSystem(MemoryFileSystem):
+    """Lets nobody in, as a server of FTP that does not know the password."""
+
+    protocol = "closed"
+
+    def __init__(self, **options):
+        raise ftplib.error_perm("530 Login incorrect.")
+
+
+for filesystem in (FlakyFileSystem, DozingFileSystem, ClosedFileSystem):
     fsspec.register_implementation(filesystem.protocol, filesystem, clobber=True)
 
 
@@ -212,6 +222,11 @@ def test_a_dead_storage_is_told_in_one_line_after_as_many_attempts_as_were_allow
     message = "folder/file: 4 attempts failed, the last with OSError: 503 Slow Down"
     assert str(caught.value) == f"{place}: {message}"
     assert filesystem.requests == ["cat_file"] * 4
+
+
+def test_a_login_that_is_refused_is_told_in_one_line_without_the_password():
+    with pytest.raises(StorageFailed, match=r"^closed://me:\*\*\*@here: no connection: error_perm: 530 "):
+        Storage("closed://me:1234@here")
 
 
 def test_waits_double_and_vary(place, monkeypatch):
