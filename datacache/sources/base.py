@@ -108,7 +108,7 @@ class StoredSource(Source):
     """Samples that are ranges of files in a :class:`Storage`."""
 
     def __init__(self, url: str, *, storage: Mapping[str, Any] | None = None) -> None:
-        self._storage = Storage(url.rstrip("/"), **(storage or {}))
+        self._storage = Storage(url, **(storage or {}))
         self.url = self._storage.url
 
     @abstractmethod

@@ -185,6 +185,16 @@ def test_a_link_in_a_circle_is_told_not_followed_for_ever(tmp_path):
         Storage(str(tmp_path)).files()
 
 
+def test_the_root_of_the_file_system_is_not_the_working_folder(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    storage, (_, first, *_) = Storage("/"), tmp_path.parts
+    assert first in storage.top().folders
+    assert "here" not in storage.top().folders
+    (tmp_path / "file").write_bytes(b"12345")
+    assert storage.read(f"{tmp_path}/file".lstrip("/"), 1, 2) == b"23"
+
+
 def test_a_folder_that_is_not_there_or_is_a_file_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError):
         Storage(f"file://{tmp_path}/nothing").files()

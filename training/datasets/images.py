@@ -175,6 +175,6 @@ def _format_at(path: str, given: str | None, contents: Listing) -> str:
 
 def _contents(url: str, storage: Mapping[str, Any] | None) -> Listing:
     try:
-        return Storage(url.rstrip("/"), **(storage or {})).top()
+        return Storage(url, **(storage or {})).top()
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{url}: no such folder") from error

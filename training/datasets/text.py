@@ -139,7 +139,7 @@ def _files(
     storage: Mapping[str, Any] | None,
 ) -> list[list[str]]:
     """Return the names of the files of both parts: the given names, or else known ones."""
-    there = Storage(path.rstrip("/"), **(storage or {}))
+    there = Storage(path, **(storage or {}))
     wanted = [_names(part, each) for part, each in zip(("train", "test"), given, strict=True)]
     for name in (name for names in wanted for name in names):
         if not _is_there(there, name):
