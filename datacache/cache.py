@@ -57,7 +57,6 @@ class DataCache:
     are stored, such as shrinking images to the largest size that any phase needs; nothing by default.
     ``part``: the ids, ascending, that this node stores (see :meth:`BatchOrder.part`); all by default.
     ``dirs``: the folders of the levels; none by default. ``threads`` build up to ``prefetch`` batches ahead.
-    ``verified``: the share of reads from memory that verify payload checksums.
     """
 
     def __init__(
@@ -70,7 +69,6 @@ class DataCache:
         dirs: CacheDirs = CacheDirs(),  # noqa: B008 - it is immutable
         threads: int = 2,
         prefetch: int = 4,
-        verified: float = 1.0,
     ) -> None:
         check_at_least(1, threads=threads, prefetch=prefetch)
         self.manifest = source.scan() if manifest is None else manifest
@@ -79,7 +77,7 @@ class DataCache:
         self._pools = Pools()
         preprocessing = preprocessing or Preprocessing(self.manifest.payload)
         self._part = np.arange(len(self.manifest)) if part is None else part
-        self._levels = Levels(source, self.manifest, preprocessing, self._part, dirs, verified=verified)
+        self._levels = Levels(source, self.manifest, preprocessing, self._part, dirs)
 
     def __len__(self) -> int:
         return len(self.manifest)

@@ -1,6 +1,5 @@
 """Reads through the levels: from memory, else disk, else central storage; misses fill the levels."""
 
-import random
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
@@ -73,7 +72,7 @@ class Counts:
 
 
 class Level:
-    """A record store of the ids of ``part``, or ``None`` where there is no folder or no room for it.
+    """A record store of the ids of ``part``; ``None`` without a folder or room for it, and once it is closed.
 
     If it fails, reads go on without it, after one warning.
     """
@@ -108,9 +107,10 @@ class Level:
 
     def read(self, ids: Ids, use: RecordCallback) -> Misses:
         """Give the stored records of ids to ``use``; return the positions that are missing or damaged."""
-        if self.store is None:
+        store = self.store  # another thread may close the level
+        if store is None:
             return Misses(list(range(len(ids))), [])
-        misses = self.store.read_many(ids, use)
+        misses = store.read_many(ids, use)
         with self._counting:
             self._requested += len(ids)
             self._found += len(ids) - len(misses.missing) - len(misses.damaged)
@@ -118,33 +118,34 @@ class Level:
 
     def put(self, ids: Ids, misses: Misses, records: Mapping[int, bytes]) -> None:
         """Store the records of the misses, by position in ``ids``."""
-        if self.store is None:
+        store = self.store
+        if store is None:
             return
         damaged, missing = (np.array(each, np.int64) for each in (misses.damaged, misses.missing))
-        missing = missing[self.store.includes(ids[missing])]
+        missing = missing[store.includes(ids[missing])]
         if len(damaged):
-            self.store.replace(ids[damaged], [records[position] for position in damaged.tolist()])
+            store.replace(ids[damaged], [records[position] for position in damaged.tolist()])
         if len(missing):
             try:
-                self.store.put_many(ids[missing], [records[position] for position in missing.tolist()])
-                self.store.seal()
+                store.put_many(ids[missing], [records[position] for position in missing.tolist()])
+                store.seal()
             except CacheFull as error:
-                self._dirs.warn_full(self.store.folder, str(error))
+                self._dirs.warn_full(store.folder, str(error))
 
     def close(self) -> None:
-        """Release the store, and record how many samples were requested and found."""
-        if self.store is not None:
+        """Release the store and its files, and record how many samples were requested and found."""
+        store, self.store = self.store, None
+        if store is not None:
             with self._counting:
-                add_read_counts(self.store.folder, self._requested, self._found)
+                add_read_counts(store.folder, self._requested, self._found)
                 self._requested = self._found = 0
-            self.store.close()
+            store.close()
 
 
 class Levels:
     """The pre-processed samples of a source on one node. Threads may read at the same time.
 
     ``part``: the ids, ascending, that the node stores; other samples can be read, but are not stored.
-    ``verified``: the share of reads from memory that verify payload checksums (headers always are).
     """
 
     def __init__(
@@ -154,16 +155,11 @@ class Levels:
         preprocessing: Preprocessing,
         part: Ids,
         dirs: CacheDirs,
-        *,
-        verified: float = 1.0,
     ) -> None:
-        if not 0 <= verified <= 1:
-            raise ValueError(f"verified: expected a share from 0 to 1, got {verified}")
         self.counts = Counts()
         self._remote: dict[int, Sample] = {}
         self._counting = threading.Lock()
         self._source, self._manifest, self._preprocessing = source, manifest, preprocessing
-        self._verified = verified
         encoded = xxh3_128_hexdigest(manifest.fingerprint.encode() + part.astype("<i8").tobytes())
         prepared = xxh3_128_hexdigest(f"{encoded} {preprocessing.fingerprint}".encode())
         note = {"manifest": manifest.fingerprint, "samples of the source": len(manifest)}
@@ -194,10 +190,9 @@ class Levels:
 
     def _read_own(self, ids: Ids) -> list[Sample]:
         samples: dict[int, Sample] = {}
-        verify = self._verified == 1 or random.random() < self._verified
 
         def use(position: int, record: memoryview) -> None:
-            payload, shape = unpack(int(ids[position]), record, verify=verify, seed=self.memory.seed)
+            payload, shape = unpack(int(ids[position]), record, verify=True, seed=self.memory.seed)
             if len(shape) == 4:  # the last number is the id of the stand-in
                 self._note_stand_in(int(ids[position]), shape[3])
             samples[position] = np.frombuffer(payload, np.uint8).reshape(shape[:3])

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,26 +39,31 @@ def list_folders(root: Path, superseded: Collection[str] = ()) -> Iterator[Cache
     """Yield all folders of a cache; ``superseded``: fingerprints of outdated manifests."""
     check_folder(root)
     for path in folders.all_folders(root):
-        description = folders.describe(path)
-        state = "complete" if (path / folders.COMPLETE).exists() else "unfinished"
-        if description is None or (path / folders.BROKEN).exists():
-            state = "unusable"
-        note = description.note if description else {}
-        if state != "unusable" and note.get("manifest") in superseded:
-            state = "stale"
-        requested, found = folders.read_counts(path)
-        yield CacheFolder(
-            path=path,
-            level=note.get("level"),
-            state=state,
-            samples=description.samples if description else 0,
-            bytes=folders.used_bytes(path),
-            in_use=folders.is_in_use(path),
-            days=(time.time() - path.stat().st_mtime) / 86400,
-            note=note,
-            requested=requested,
-            found=found,
-        )
+        with suppress(FileNotFoundError):  # another process has removed it meanwhile
+            yield _found(path, superseded)
+
+
+def _found(path: Path, superseded: Collection[str]) -> CacheFolder:
+    description = folders.describe(path)
+    state = "complete" if (path / folders.COMPLETE).exists() else "unfinished"
+    if description is None or (path / folders.BROKEN).exists():
+        state = "unusable"
+    note = description.note if description else {}
+    if state != "unusable" and note.get("manifest") in superseded:
+        state = "stale"
+    requested, found = folders.read_counts(path)
+    return CacheFolder(
+        path=path,
+        level=note.get("level"),
+        state=state,
+        samples=description.samples if description else 0,
+        bytes=folders.used_bytes(path),
+        in_use=folders.is_in_use(path),
+        days=(time.time() - path.stat().st_mtime) / 86400,
+        note=note,
+        requested=requested,
+        found=found,
+    )
 
 
 @dataclass(frozen=True)

@@ -141,6 +141,7 @@ def _decode(payload: bytes, shorter_side: int | None) -> npt.NDArray[np.uint8]:
     try:
         picture = Image.open(io.BytesIO(payload), formats=FORMATS)  # reads the header only
         what = f"{picture.format} of {picture.width} × {picture.height}, {len(payload)} bytes"
+        _check_pixels(picture)
         height, width = shrunk(picture.height, picture.width, shorter_side)
         # JPEG can be decoded at ½, ¼ or ⅛ of its size, at as much less cost; never below the size needed
         picture.draft("RGB", (width, height))
@@ -156,10 +157,13 @@ def _decode(payload: bytes, shorter_side: int | None) -> npt.NDArray[np.uint8]:
         raise BadSample(f"{what}: {error}") from error
 
 
-def _as_rgb(picture: Image.Image) -> Image.Image:
-    """Return the picture in red, green, blue, 8 bits each; alpha is dropped, not blended."""
+def _check_pixels(picture: Image.Image) -> None:
     if picture.width * picture.height > MOST_PIXELS:
         raise BadSample(f"expected at most {MOST_PIXELS:,} pixels")
+
+
+def _as_rgb(picture: Image.Image) -> Image.Image:
+    """Return the picture in red, green, blue, 8 bits each; alpha is dropped, not blended."""
     if picture.mode in _SIXTEEN_BITS:
         values = np.asarray(picture)
         if values.min() < 0 or values.max() > 65535:

@@ -118,12 +118,17 @@ class Storage:
         timeout_seconds: float = 30.0,
         threads: int = 16,
     ) -> None:
-        for name, value in {"attempts": attempts, "threads": threads}.items():
-            if value < 1:
-                raise ValueError(f"{name}: expected at least 1, got {value}")
-        if timeout_seconds <= 0:
-            raise ValueError(f"timeout_seconds: expected more than 0, got {timeout_seconds}")
-        self.url, self._whole_url = without_secrets(url), url
+        for name, whole in {"attempts": attempts, "threads": threads}.items():
+            if type(whole) is not int or whole < 1:  # True is an int in Python
+                raise ValueError(f"{name}: expected a whole number from 1, got {whole!r}")
+        if type(first_wait_seconds) not in (int, float) or not first_wait_seconds >= 0:
+            raise ValueError(f"first_wait_seconds: expected a number from 0, got {first_wait_seconds!r}")
+        if type(timeout_seconds) not in (int, float) or not timeout_seconds > 0:
+            raise ValueError(f"timeout_seconds: expected a number above 0, got {timeout_seconds!r}")
+        if options is not None and not isinstance(options, Mapping):
+            raise ValueError(f"options: expected keys and values, got one {type(options).__name__}")
+        is_root = url == "/" or url.endswith("://")
+        self.url, self._whole_url = without_secrets(url if is_root else url.rstrip("/")), url
         self._options = dict(options or {})
         self._attempts = attempts
         self._first_wait_seconds = first_wait_seconds
@@ -139,7 +144,7 @@ class Storage:
         # fsspec's own find() silently leaves out a folder that it fails to list.
         self._filesystem.invalidate_cache()
         found: list[File] = []
-        folders, total = [self._root], 1
+        folders, total = [self._root or self._start], 1
         for _ in range(DEEPEST_FOLDER):
             level = self._level(folders)
             found += level.files
@@ -156,7 +161,7 @@ class Storage:
     def top(self) -> Listing:
         """Return the files and the names of the folders right below the URL, sorted."""
         self._filesystem.invalidate_cache()
-        level = self._level([self._root])
+        level = self._level([self._root or self._start])
         folders = sorted(self._relative(name.rstrip("/")) or name for name in level.folders)
         return Listing(sorted(level.files, key=lambda file: file.path), folders)
 
@@ -299,13 +304,12 @@ class Storage:
         return File(path, int(info["size"]), str(version))
 
     def _full(self, path: str) -> str:
-        return f"{self._root}/{path}" if self._root else path
+        return self._start + path
 
     def _relative(self, name: str) -> str | None:
         """Return a name as a path below the URL; None if it is not below it, or is a query of a web page."""
-        start = f"{self._root}/" if self._root else ""
-        path = name[len(start) :].lstrip("/")
-        return path if name.startswith(start) and path and not path.startswith("?") else None
+        path = name[len(self._start) :].lstrip("/")
+        return path if name.startswith(self._start) and path and not path.startswith("?") else None
 
     def _request(
         self, method: str, path: str, check: Callable[[Any], None] | None = None, **arguments: Any
@@ -362,8 +366,15 @@ class Storage:
     def _connect(self) -> None:
         self._process = os.getpid()
         self._pool = ThreadPool()
-        self._filesystem, root = fsspec.core.url_to_fs(self._whole_url, **self._options)
+        try:
+            self._filesystem, root = fsspec.core.url_to_fs(self._whole_url, **self._options)
+        except (OSError, ImportError, ValueError):
+            raise
+        except Exception as error:  # a library's own, such as FTP's for a wrong password
+            reason = f"{type(error).__name__}: {without_secrets(str(error))}"
+            raise StorageFailed(f"{self.url}: no connection: {reason}") from None
         self._root = root.rstrip("/")
+        self._start = f"{self._root}/" if root else ""  # of the names of files
 
     def _connected(self) -> "ThreadPool":
         if self._process != os.getpid():  # a fork inherits neither threads nor connections

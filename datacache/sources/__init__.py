@@ -17,8 +17,6 @@ from datacache.sources.text import (
     ParallelText,
     TextLines,
     Tokenized,
-    pack_pair,
-    unpack_pair,
     unpack_tokens,
 )
 from datacache.sources.tfrecord import TFRecord
@@ -38,7 +36,5 @@ __all__ = [
     "TextLines",
     "Tokenized",
     "manifest_of",
-    "pack_pair",
-    "unpack_pair",
     "unpack_tokens",
 ]

@@ -75,8 +75,8 @@ class StoredArrays(StoredSource):
         shape, header_bytes = self._header(files[0])
         path = f"{self.url}/{self._labels}"
         try:
-            labels = np.load(io.BytesIO(self._storage.read(self._labels)), allow_pickle=False)
-        except (ValueError, EOFError) as error:
+            labels = npy.read_array(io.BytesIO(self._storage.read(self._labels)), allow_pickle=False)
+        except ValueError as error:
             raise ValueError(f"{path}: expected a .npy file: {error}") from error
         _check_labels(path, labels, shape[0])
         manifest = self._manifest(files, **_columns(shape, header_bytes, labels))

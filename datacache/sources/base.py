@@ -56,7 +56,8 @@ def manifest_of(
     if folder is None:
         return source.scan(report)
     readable = "".join(each if each.isalnum() else "-" for each in name)[-60:]
-    path = folder / f"manifest-{readable}-{xxhash.xxh3_64_hexdigest(name.encode())}.npz"
+    digest = xxhash.xxh3_64_hexdigest(name.encode("utf-8", "surrogatepass"))  # folders of any bytes
+    path = folder / f"manifest-{readable}-{digest}.npz"
     try:
         make_folder(folder)
         with locks.exclusive(path.with_suffix(".lock"), SCAN_SECONDS) as held:
@@ -107,7 +108,7 @@ class StoredSource(Source):
     """Samples that are ranges of files in a :class:`Storage`."""
 
     def __init__(self, url: str, *, storage: Mapping[str, Any] | None = None) -> None:
-        self._storage = Storage(url.rstrip("/"), **(storage or {}))
+        self._storage = Storage(url, **(storage or {}))
         self.url = self._storage.url
 
     @abstractmethod

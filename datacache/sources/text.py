@@ -2,6 +2,7 @@ r"""Sources of UTF-8 text, whose lines end with ``\n``, the last one also with t
 
 import codecs
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -54,10 +55,10 @@ class Lines:
 
 
 def find_lines(storage: Storage, file: File, add: Callable[[int], None]) -> Lines:
-    """Return the lines of a file; ``add`` gets the bytes read."""
+    """Return the lines of a file, without its byte order mark; ``add`` gets the bytes read."""
     ends, solids = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     solid = 0  # bytes so far that are not white space
-    last = b""
+    head = last = b""
     for start, block in _blocks(storage, file):
         content = np.frombuffer(block, np.uint8)
         breaks = np.flatnonzero(content == ord("\n"))
@@ -65,13 +66,16 @@ def find_lines(storage: Storage, file: File, add: Callable[[int], None]) -> Line
         ends.append(start + breaks)
         solids.append(counted[breaks])
         solid, last = int(counted[-1]), block[-1:]
+        head = (head + block[: len(BOM_UTF8)])[: len(BOM_UTF8)]
         add(len(block))
     if last not in (b"", b"\n"):
         ends.append(np.array([file.size]))
         solids.append(np.array([solid]))
     stops = np.concatenate(ends)
-    starts = np.concatenate([[0], stops[:-1] + 1]) if len(stops) else stops
-    blank = np.diff(np.concatenate(solids), prepend=0) == 0
+    starts = np.concatenate([[0], stops[:-1] + 1])[: len(stops)]
+    mark = len(head) if head == BOM_UTF8 else 0  # as programs of Windows write
+    blank = np.diff(np.concatenate(solids), prepend=mark) == 0
+    starts[:1] += mark
     return Lines(file.path, starts, stops - starts, blank)
 
 
@@ -190,7 +194,7 @@ class LabelledText(_NamedFiles):
 class ParallelText(_NamedFiles):
     r"""Line ``i`` of the file ``source`` and line ``i`` of the file ``target``, UTF-8; all labels are 0.
 
-    A payload is both lines: :func:`unpack_pair` separates them. A line without text is refused.
+    A payload is both lines, with ``\n`` between them. A line without text is refused.
     """
 
     def __init__(
@@ -227,26 +231,6 @@ class ParallelText(_NamedFiles):
         targets = _ranges(manifest.files[1], manifest.more["target_start"][ids], target_bytes)
         lines = self.read_ranges(sources + targets)
         return [b"\n".join(pair) for pair in zip(lines[: len(ids)], lines[len(ids) :], strict=True)]
-
-
-def pack_pair(source: str, target: str) -> bytes:
-    r"""Return two lines as one payload.
-
-    >>> unpack_pair(pack_pair("a house", "ein Haus"))
-    ('a house', 'ein Haus')
-    """
-    for line in (source, target):
-        if "\n" in line:
-            raise ValueError(f"a line of text: expected no line break in it, got {line!r}")
-    return f"{source}\n{target}".encode()
-
-
-def unpack_pair(payload: bytes | memoryview) -> tuple[str, str]:
-    """Return the two lines of a payload."""
-    source, separator, target = bytes(payload).decode().partition("\n")
-    if not separator or "\n" in target:
-        raise BadSample("a pair of lines: expected one line break")
-    return source, target
 
 
 def _ranges(path: str, starts: Offsets, lengths: Offsets) -> list[Range]:
@@ -338,21 +322,22 @@ class Tokenized(Source):
 
     def _of_texts(self, manifest: Manifest) -> Manifest:
         """Return the manifest of the texts out of that of their tokens."""
-        if self._texts is None or self._texts[0] != manifest.fingerprint:
-            if manifest.files[-1] != self._name:
-                found = manifest.files[-1].removeprefix("encoder ")
-                expected = self._encoder.fingerprint
-                raise ValueError(f"manifest: expected tokens of encoder {expected}, got those of {found}")
-            more = {name: manifest.more[name] for name in manifest.more if name not in _OWN_COLUMNS}
-            texts = replace(
-                manifest,
-                files=manifest.files[:-1],
-                stamps=manifest.stamps[:-1],
-                sizes=manifest.more[_BYTES],
-                more=more,
-            )
-            self._texts = manifest.fingerprint, texts
-        return self._texts[1]
+        kept = self._texts  # once: other threads may replace it
+        if kept is not None and kept[0] == manifest.fingerprint:
+            return kept[1]
+        if manifest.files[-1] != self._name:
+            found = manifest.files[-1].removeprefix("encoder ")
+            expected = self._encoder.fingerprint
+            raise ValueError(f"manifest: expected tokens of encoder {expected}, got those of {found}")
+        texts = replace(
+            manifest,
+            files=manifest.files[:-1],
+            stamps=manifest.stamps[:-1],
+            sizes=manifest.more[_BYTES],
+            more={name: manifest.more[name] for name in manifest.more if name not in _OWN_COLUMNS},
+        )
+        self._texts = manifest.fingerprint, texts
+        return texts
 
 
 def unpack_tokens(sample: bytes | npt.NDArray[np.uint8], *, pair: bool = False) -> tuple[Tokens, ...]:

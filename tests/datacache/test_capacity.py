@@ -30,66 +30,55 @@ def test_a_tmpfs_is_memory_and_proc_is_not() -> None:
     assert not in_memory(Path("/proc"))
 
 
-def write(root: Path, files: dict[str, str]) -> None:
-    for name, content in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-
-
-def machine(root: Path, place: Path, available_kib: int, groups: str, files: dict[str, str]) -> None:
-    """Write what a machine would tell whose tmpfs holds ``place``."""
-    device = place.stat().st_dev
+def machine(root: Path, available_kib: int, groups: str, files: dict[str, str]) -> None:
+    """Write what a machine would tell whose tmpfs holds ``root``; ``files``: of its control groups."""
+    device = root.stat().st_dev
     mount = f"36 35 {os.major(device)}:{os.minor(device)} / /here rw,relatime shared:1 - tmpfs tmpfs rw\n"
-    write(
-        root,
-        {
-            "proc/self/mountinfo": mount,
-            "proc/self/cgroup": groups,
-            "proc/meminfo": f"MemTotal: 99999999 kB\nMemAvailable:   {available_kib} kB\n",
-            **files,
-        },
-    )
-
-
-def test_the_group_of_version_2_bounds_a_tmpfs(tmp_path: Path) -> None:
-    group = "sys/fs/cgroup/job/step"
-    files = {
-        f"{group}/memory.max": "max\n",
-        f"{group}/memory.current": "10\n",
-        "sys/fs/cgroup/job/memory.max": "5000\n",
-        "sys/fs/cgroup/job/memory.current": "4000\n",
-        "sys/fs/cgroup/job/memory.stat": "anon 3000\ninactive_file 700\nactive_file 300\n",
+    told = {f"sys/fs/cgroup/{name}": content for name, content in files.items()} | {
+        "proc/self/mountinfo": mount,
+        "proc/self/cgroup": groups,
+        "proc/meminfo": f"MemTotal: 99999999 kB\nMemAvailable:   {available_kib} kB\n",
     }
-    machine(tmp_path, tmp_path, 1 << 20, "0::/job/step\n", files)
+    for name, content in told.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content)
+
+
+VERSION_2 = {
+    "job/step/memory.max": "max\n",
+    "job/step/memory.current": "10\n",
+    "job/memory.max": "5000\n",
+    "job/memory.current": "4000\n",
+    "job/memory.stat": "anon 3000\ninactive_file 700\nactive_file 300\n",
+}
+VERSION_1 = {
+    "memory/job/memory.limit_in_bytes": "5000\n",
+    "memory/job/memory.usage_in_bytes": "4000\n",
+    "memory/job/memory.stat": "inactive_file 1\ntotal_inactive_file 500\n",
+}
+CONTAINER = {"memory/memory.limit_in_bytes": "5000\n", "memory/memory.usage_in_bytes": "5100\n"}
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "free"),
+    [
+        ("0::/job/step\n", VERSION_2, 5000 - 4000 + 700),
+        ("3:cpuset:/\n2:memory:/job\n0::/\n", VERSION_1, 5000 - 4000 + 500),
+        ("2:memory:/outside/of/it\n", CONTAINER, 0),
+    ],
+    ids=["version-2", "version-1", "inside-a-container"],
+)
+def test_a_control_group_bounds_a_tmpfs(
+    tmp_path: Path, groups: str, files: dict[str, str], free: int
+) -> None:
+    machine(tmp_path, 1 << 20, groups, files)
     limit = tightest(tmp_path, tmp_path)
-    assert limit.free == 5000 - 4000 + 700
-    assert "sys/fs/cgroup/job" in limit.name
-    assert "memory.max" in limit.remedy
-
-
-def test_the_group_of_version_1_bounds_a_tmpfs(tmp_path: Path) -> None:
-    group = "sys/fs/cgroup/memory/job"
-    files = {
-        f"{group}/memory.limit_in_bytes": "5000\n",
-        f"{group}/memory.usage_in_bytes": "4000\n",
-        f"{group}/memory.stat": "inactive_file 1\ntotal_inactive_file 500\n",
-    }
-    machine(tmp_path, tmp_path, 1 << 20, "3:cpuset:/\n2:memory:/job\n0::/\n", files)
-    assert tightest(tmp_path, tmp_path).free == 1500
-
-
-def test_inside_a_container_the_group_that_can_be_seen_counts(tmp_path: Path) -> None:
-    files = {
-        "sys/fs/cgroup/memory/memory.limit_in_bytes": "5000\n",
-        "sys/fs/cgroup/memory/memory.usage_in_bytes": "5100\n",
-    }
-    machine(tmp_path, tmp_path, 1 << 20, "2:memory:/outside/of/it\n", files)
-    assert tightest(tmp_path, tmp_path).free == 0
+    assert limit.free == free
+    assert "the control group" in limit.name and "raise" in limit.remedy
 
 
 def test_memory_bounds_a_tmpfs_and_not_a_disk(tmp_path: Path) -> None:
-    machine(tmp_path, tmp_path, 3, "", {})
+    machine(tmp_path, 3, "", {})
     limit = tightest(tmp_path, tmp_path)
     assert (limit.free, limit.name) == (3 * 1024, "the machine's memory")
     mounts = tmp_path / "proc/self/mountinfo"

@@ -4,15 +4,16 @@ import os
 import random
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from datacache.capacity import in_memory
 from datacache.store.record_store import Misses, RecordStore
 from tests.datacache.processes import FORK
-from tests.datacache.stores import SHM, Samples
+from tests.datacache.stores import Samples
 from tests.extent import ALL
 
 SAMPLES = Samples("damage", np.arange(3, 123, 2), 3000)
@@ -97,45 +98,27 @@ def survive(whole: Path, root: Path, name: str, change: str, number: int, is_ope
         assert read_right(cache) == Misses([], [])
 
 
-@pytest.fixture(params=["disk", "memory"])
-def where(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def folder(where: str, tmp_path: Path) -> Iterator[Path]:
-    if where == "disk":
-        yield tmp_path
-        return
-    if not SHM.is_dir():
-        pytest.skip("no /dev/shm")
-    place = SHM / f"cloudtrain-damage-{os.getpid()}"
-    place.mkdir()
-    yield place
-    shutil.rmtree(place, ignore_errors=True)
-
-
 @pytest.mark.parametrize("is_open", [False, True], ids=["before-it-is-opened", "while-it-is-read"])
 @pytest.mark.parametrize("stored", [len(IDS) // 2, len(IDS)], ids=["unfinished", "complete"])
 def test_whatever_happens_to_a_file_of_a_level_no_process_ends_and_no_sample_is_wrong(
-    folder: Path, where: str, stored: int, is_open: bool
+    root: Path, stored: int, is_open: bool
 ) -> None:
-    with make(folder / "whole") as cache:
+    with make(root / "whole") as cache:
         put(cache, IDS[:stored])
         assert cache.seal() == (stored == len(IDS))
-    names = sorted(path.name for path in (folder / "whole" / f"gen-{FINGERPRINT}").iterdir())
-    rounds = range(ROUNDS[where])
+    names = sorted(path.name for path in (root / "whole" / f"gen-{FINGERPRINT}").iterdir())
+    rounds = range(ROUNDS["memory" if in_memory(root) else "disk"])
     cases = [(name, change, number) for name in names for change in CHANGES for number in rounds]
     assert len(cases) >= 30 * len(rounds)
 
     def survive_all() -> None:
         warnings.simplefilter("ignore")
         for case in cases:
-            (folder / "case").write_text(" ".join(map(str, case)))
-            survive(folder / "whole", folder / "cache", *case, is_open)
+            (root / "case").write_text(" ".join(map(str, case)))
+            survive(root / "whole", root / "cache", *case, is_open)
         os._exit(0)
 
     process = FORK.Process(target=survive_all)  # what a signal ends must not be the tests
     process.start()
     process.join(240)
-    assert process.exitcode == 0, f"ended by {(folder / 'case').read_text()}"
+    assert process.exitcode == 0, f"ended by {(root / 'case').read_text()}"

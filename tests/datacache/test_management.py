@@ -1,9 +1,11 @@
 """What lies in a cache's folders: listed, verified, removed when nobody uses it."""
 
+import shutil
+
 import numpy as np
 import pytest
 
-from datacache import Arrays, CacheDirs, DataCache, management, manifest_of
+from datacache import Arrays, CacheDirs, DataCache, Preprocessing, management, manifest_of
 from datacache.sources.base import superseded
 
 IMAGES = np.random.default_rng(1).integers(0, 256, (40, 50, 40, 3)).astype(np.uint8)
@@ -31,6 +33,16 @@ def test_what_is_kept_is_listed(tmp_path):
         assert each.note["manifest"] == cache.manifest.fingerprint
     cache.close()
     assert [each.in_use for each in kept(tmp_path)] == [False, False]
+
+
+def test_a_folder_that_another_process_removes_meanwhile_is_not_listed(tmp_path):
+    for side in (8, 9):
+        cache_in(tmp_path, preprocessing=Preprocessing("array", side)).close()
+    listing = management.list_folders(tmp_path / "memory")
+    first = next(listing)
+    for other in set((tmp_path / "memory").glob("gen-*")) - {first.path}:
+        shutil.rmtree(other)
+    assert list(listing) == []
 
 
 def test_damaged_records_are_counted(tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,13 +10,12 @@ import numpy as np
 import pytest
 
 from datacache import capacity
-from datacache.capacity import in_memory
 from datacache.errors import CacheFull, Damaged
 from datacache.order import Ids
 from datacache.store import folders
 from datacache.store.record_store import Misses, RecordStore
 from tests.datacache.processes import in_child
-from tests.datacache.stores import SHM, Samples
+from tests.datacache.stores import Samples
 
 SAMPLES = Samples("0123456789abcdef", np.arange(0, 900, 3), 5000)
 IDS, FINGERPRINT, SEED = SAMPLES.ids, SAMPLES.fingerprint, SAMPLES.seed
@@ -25,21 +23,6 @@ make, put, records = SAMPLES.make, SAMPLES.put, SAMPLES.records
 sealed, read_right = SAMPLES.sealed, SAMPLES.read_right
 OTHER = Samples("another", IDS, 5000)
 NOT_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a filesystem takes root")
-
-
-@pytest.fixture(params=["disk", "memory"])
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """Give a folder on a disk, whose records are read, and one in memory, whose records are views."""
-    if request.param == "disk":
-        if in_memory(tmp_path):
-            pytest.skip("temporary files are in memory here")
-        yield tmp_path / "cache"
-        return
-    if not SHM.is_dir():
-        pytest.skip("no /dev/shm")
-    folder = SHM / f"cloudtrain-test-{os.getpid()}-{tmp_path.name}"
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_what_was_put_is_read_and_the_rest_is_named(root: Path) -> None:

@@ -1,8 +1,7 @@
 """Files of any filesystem, also of ones that fail, stall and answer in part."""
 
 import asyncio
-import multiprocessing
-import os
+import ftplib
 import random
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from datacache.errors import SourceChanged, StorageFailed
 from datacache.storage import JOINED_BYTES, JOINED_GAP, File, Range, Storage, joined
+from tests.datacache.processes import in_child
 
 FAST = {"first_wait_seconds": 0.0005}
 CONTENTS = bytes(range(256)) * 40
@@ -38,15 +38,12 @@ class FlakyFileSystem(MemoryFileSystem):
         self.faults = []
         self.requests = []
 
-    def _next_fault(self, request):
+    def _suffer(self, request):
         with self.lock:
             self.requests.append(request)
+            fault = self.faults.pop(0) if self.faults else None
             if self.chance.random() < self.share:
-                return OSError("503 Slow Down")
-            return self.faults.pop(0) if self.faults else None
-
-    def _suffer(self, request):
-        fault = self._next_fault(request)
+                fault = OSError("503 Slow Down")
         if isinstance(fault, Exception):
             raise fault
         if isinstance(fault, threading.Event):
@@ -91,7 +88,16 @@ class DozingFileSystem(AsyncFileSystem):
         return CONTENTS[start:end]
 
 
-for filesystem in (FlakyFileSystem, DozingFileSystem):
+class ClosedFileSystem(MemoryFileSystem):
+    """Lets nobody in, as a server of FTP that does not know the password."""
+
+    protocol = "closed"
+
+    def __init__(self, **options):
+        raise ftplib.error_perm("530 Login incorrect.")
+
+
+for filesystem in (FlakyFileSystem, DozingFileSystem, ClosedFileSystem):
     fsspec.register_implementation(filesystem.protocol, filesystem, clobber=True)
 
 
@@ -179,6 +185,16 @@ def test_a_link_in_a_circle_is_told_not_followed_for_ever(tmp_path):
         Storage(str(tmp_path)).files()
 
 
+def test_the_root_of_the_file_system_is_not_the_working_folder(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    storage, (_, first, *_) = Storage("/"), tmp_path.parts
+    assert first in storage.top().folders
+    assert "here" not in storage.top().folders
+    (tmp_path / "file").write_bytes(b"12345")
+    assert storage.read(f"{tmp_path}/file".lstrip("/"), 1, 2) == b"23"
+
+
 def test_a_folder_that_is_not_there_or_is_a_file_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError):
         Storage(f"file://{tmp_path}/nothing").files()
@@ -216,6 +232,11 @@ def test_a_dead_storage_is_told_in_one_line_after_as_many_attempts_as_were_allow
     message = "folder/file: 4 attempts failed, the last with OSError: 503 Slow Down"
     assert str(caught.value) == f"{place}: {message}"
     assert filesystem.requests == ["cat_file"] * 4
+
+
+def test_a_login_that_is_refused_is_told_in_one_line_without_the_password():
+    with pytest.raises(StorageFailed, match=r"^closed://me:\*\*\*@here: no connection: error_perm: 530 "):
+        Storage("closed://me:1234@here")
 
 
 def test_waits_double_and_vary(place, monkeypatch):
@@ -301,9 +322,19 @@ def test_a_file_of_another_size_than_expected_has_changed(place, start, length, 
     assert filesystem.requests == ["cat_file", "info"]
 
 
-@pytest.mark.parametrize(("name", "value"), [("attempts", 0), ("threads", 0), ("timeout_seconds", 0)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("attempts", 0),
+        ("attempts", "ten"),
+        ("threads", 1.5),
+        ("timeout_seconds", 0),
+        ("timeout_seconds", None),
+        ("first_wait_seconds", -1),
+    ],
+)
 def test_impossible_settings_are_refused(name, value):
-    with pytest.raises(ValueError, match=f"{name}: expected .*, got {value}"):
+    with pytest.raises(ValueError, match=f"{name}: expected .*, got {value!r}"):
         Storage("memory://", **{name: value})
 
 
@@ -371,22 +402,16 @@ def test_one_failure_ends_all_and_is_raised(place):
     assert len(filesystem.requests) < 10
 
 
-def _read_in_child(storage, results):
-    results.put(storage.read_many([Range("file", 1, 2), Range("file", 9000, 2), Range("file", 9900, 1)]))
-
-
 @pytest.mark.parametrize("protocol", ["file", "dozing"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_storage_works_in_a_forked_process(protocol, tmp_path):
     (tmp_path / "file").write_bytes(CONTENTS)
     storage = Storage(f"{protocol}://{tmp_path}")
-    expected = [CONTENTS[1:3], CONTENTS[9000:9002], CONTENTS[9900:9901]]
-    assert storage.read_many([Range("file", 1, 2), Range("file", 9000, 2)]) == expected[:2]
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    child = context.Process(target=_read_in_child, args=(storage, results))
-    child.start()
-    assert results.get(timeout=30) == expected
-    child.join()
-    assert child.exitcode == 0
-    assert os.getpid() == storage._process
+
+    def reads() -> bool:
+        ranges = [Range("file", 1, 2), Range("file", 9000, 2), Range("file", 9900, 1)]
+        return storage.read_many(ranges) == [CONTENTS[1:3], CONTENTS[9000:9002], CONTENTS[9900:9901]]
+
+    assert reads()
+    assert in_child(reads)
+    assert reads()

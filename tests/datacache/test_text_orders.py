@@ -33,6 +33,16 @@ def read(order, lines, epoch, step, rank, world_size):
     return order.rows(order.spans(epoch, step, rank, world_size), ids, [lines[number] for number in ids])
 
 
+def check_rows(spans, rows, ahead, seen):
+    """See that rows hold the tokens of their spans, and zeros after them; count the tokens in ``seen``."""
+    for (start, stop), row in zip(spans, rows, strict=True):
+        size = stop + ahead - start if stop > start else 0
+        expected = np.zeros(len(row))  # tokens count from 1 in the order of the text
+        expected[:size] = np.arange(start + 1, start + 1 + size)
+        np.testing.assert_array_equal(row, expected)
+        seen[row[: stop - start]] += 1
+
+
 def text_of(counts):
     """Return lines of these many tokens: 1, 2, 3, … in the order of the text."""
     tokens = np.arange(1, sum(counts) + 1, dtype=np.int32)
@@ -137,12 +147,8 @@ def test_windows_have_every_token_once_an_epoch_and_what_follows_it(counts, leng
             rows = np.concatenate(
                 [read(order, lines, epoch, step, rank, world_size) for rank in range(world_size)]
             )
-            for (start, stop), row in zip(spans, rows, strict=True):
-                size = stop + ahead - start if stop > start else 0
-                expected = np.zeros(length + ahead)  # tokens count from 1 in the order of the text
-                expected[:size] = np.arange(start + 1, start + 1 + size)
-                np.testing.assert_array_equal(row, expected)
-                seen[row[: stop - start]] += 1
+            assert rows.shape[1] == length + ahead
+            check_rows(spans, rows, ahead, seen)
             real = spans[spans[:, 1] > spans[:, 0]]
             assert len(real) <= batch
             assert sorted(real[:, 0]) == sorted(order.spans(epoch, step, 0, 1).starts)
@@ -177,12 +183,8 @@ def test_streams_continue_where_they_ended_and_have_every_token_once(counts, len
         if ends is not None:
             np.testing.assert_array_equal(spans[:, 0], ends)
         ends = spans[:, 1]
-        for (start, stop), row in zip(spans, rows, strict=True):
-            assert stop - start <= length
-            size = stop + 1 - start if stop > start else 0
-            np.testing.assert_array_equal(row[:size], np.arange(start + 1, start + 1 + size))
-            assert not row[size:].any()
-            seen[row[: stop - start]] += 1
+        assert (np.diff(spans) <= length).all()
+        check_rows(spans, rows, 1, seen)
     assert (seen[1:total] == 1).all()
 
 

@@ -1,6 +1,7 @@
 """Every data set gives its samples through the cache, and one line says what is wrong with it."""
 
 import io
+import os
 import shutil
 import sys
 import uuid
@@ -14,26 +15,26 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from benchmarks import pictures as synthetic
-from datacache import CacheDirs, CentreCrop, DataCache, EvaluationOrder, Preprocessing
+from datacache import CentreCrop, DataCache, EvaluationOrder, Preprocessing
 from tests.launching import run
 from training.datasets import DATASETS, Dataset, check_dataset, make_dataset
+from training.datasets.synthetic import STAND_INS
 
 # Not needed to make a data set that is generated.
 HEAVY = ("tensorflow", "keras", "horovod", "sklearn", "mlxtend", "pandas")
 
 
-def samples_of(dataset: Dataset, part: str, side: int, dirs: CacheDirs = CacheDirs()):  # noqa: B008
+def samples_of(dataset: Dataset, part: str, side: int):
     """Return all images and labels of a part, in order, out of batches."""
     source = getattr(dataset, part)
     manifest = dataset.manifest(part)
     preprocessing = Preprocessing(manifest.payload, side)
-    cache = DataCache(source, manifest=manifest, preprocessing=preprocessing, dirs=dirs)
+    cache = DataCache(source, manifest=manifest, preprocessing=preprocessing)
     crop = CentreCrop(side, ratio=1.0, dtype="uint8")
     images, labels = [], []
     for batch in cache.batches(EvaluationOrder(len(manifest), 64, 1), crop, 0, 1, epoch=0):
         images.append(batch.images[batch.counts])
         labels.append(batch.labels[batch.counts])
-    cache.close()
     return np.concatenate(images), np.concatenate(labels)
 
 
@@ -104,29 +105,22 @@ RECORD = 3073
 
 @pytest.fixture
 def cifar():
-    """Seven training and three test pictures of plain colours; those of a file have one label."""
+    """Seven training and three test pictures of CIFAR-10; those of a file have one label."""
     url = f"memory://{uuid.uuid4().hex}"
     filesystem, root = fsspec.core.url_to_fs(url)
-    names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
-    for label, name in enumerate(names):
-        colours = bytes([label * 10]) * 1024 + bytes([100]) * 1024 + bytes([200 + label]) * 1024
-        count = 3 if name == "test_batch.bin" else label % 2 + 1
-        filesystem.pipe_file(f"{root}/{name}", (bytes([label]) + colours) * count)
+    for label, count in enumerate((1, 2, 1, 2, 1, 3)):
+        name = "test_batch.bin" if label == 5 else f"data_batch_{label + 1}.bin"
+        filesystem.pipe_file(f"{root}/{name}", (bytes([label]) + bytes(RECORD - 1)) * count)
     return url
 
 
-def test_cifar10_comes_from_its_binary_files(cifar, tmp_path):
+def test_cifar10_comes_from_its_binary_files(cifar):
     dataset = make_dataset("cifar10", cifar)
     assert (dataset.channels, dataset.classes) == (3, 10)
     assert dataset.identity == f"cifar10 {cifar}"
     for part, expected in (("training", [0, 1, 1, 2, 3, 3, 4]), ("test", [5, 5, 5])):
-        dirs = CacheDirs(disk=tmp_path / part / "disk", memory=tmp_path / part / "memory")
-        for _ in range(2):  # from storage, then from memory
-            images, labels = samples_of(dataset, part, 32, dirs)
-            assert labels.tolist() == expected
-            for image, label in zip(images, expected, strict=True):
-                assert image.shape == (32, 32, 3)
-                assert np.unique(image.reshape(-1, 3), axis=0).tolist() == [[label * 10, 100, 200 + label]]
+        images, labels = samples_of(dataset, part, 32)
+        assert (images.shape, labels.tolist()) == ((len(expected), 32, 32, 3), expected)
 
 
 def test_what_is_no_cifar10_is_named_in_one_line(cifar, tmp_path):
@@ -227,6 +221,14 @@ def test_labels_count_anew_when_the_training_part_gets_another_class(tmp_path):
     assert dataset.manifest("test", kept).labels.tolist() == [2, 3]
 
 
+def test_the_names_of_classes_may_be_any_bytes(tmp_path):
+    name = os.fsdecode(b"n\xe9")
+    root = folders(tmp_path / "data", {f"train/{name}/a.JPEG": 10, f"val/{name}/b.JPEG": 20})
+    for _ in range(2):  # scanned, then from the stored manifest
+        manifest = make_dataset("imagenet", root).manifest("training", tmp_path / "kept")
+        assert (manifest.classes, manifest.labels.tolist()) == ((name,), [0])
+
+
 @pytest.fixture
 def tfrecords(tmp_path):
     """Twelve training and five validation samples of four classes, as ImageNet's."""
@@ -312,6 +314,26 @@ def test_a_place_that_is_not_there_is_named(tmp_path):
 def test_names_paths_and_options_are_checked_before_any_file_is(name, path, options, message):
     with pytest.raises(ValueError, match=message):
         check_dataset(name, path, options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("text", {"train": 5}, "train: expected the name of a file, or a list of names, got 5"),
+        ("text", {"test": [5]}, r"test: expected the name of a file, or a list of names, got \[5\]"),
+        ("labelled_text", {"train": ["a", "b"]}, r"train: expected the name of a file, got \['a', 'b'\]"),
+        ("cifar10", {"storage": {"attempts": "ten"}}, "attempts: expected a whole number from 1, got 'ten'"),
+        ("cifar10", {"storage": {"options": "key"}}, "options: expected keys and values, got one str"),
+        ("synthetic", {"classes": None}, "classes: expected a whole number from 1, got None"),
+    ],
+)
+def test_options_of_another_type_are_refused_in_one_line(tmp_path, name, options, message):
+    with pytest.raises(ValueError, match=f"^dataset {name}: {message}$"):
+        make_dataset(name, None if name == "synthetic" else tmp_path, **options)
+
+
+def test_a_dry_run_takes_an_option_that_is_null_for_its_default():
+    assert STAND_INS["imagenet"]({"name": "imagenet", "classes": None})["classes"] == 1000
 
 
 def test_data_sets_are_made_without_tensorflow_and_digits_without_scikit_learn():

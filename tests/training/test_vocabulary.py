@@ -99,6 +99,18 @@ def test_without_a_cache_folder_the_vocabulary_is_the_same(text, cache):
     assert vocabulary_of(text, settings).fingerprint == first.fingerprint
 
 
+def test_a_vocabulary_without_room_to_be_kept_is_made_once(text, cache, monkeypatch):
+    trained, train = [], Vocabulary.train
+
+    def no_room(path, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(vocabulary, "write_atomic", no_room)
+    monkeypatch.setattr(Vocabulary, "train", lambda *given: trained.append(given) or train(*given))
+    assert vocabulary_of(text, VocabularySettings(30, "bpe")).size == 30
+    assert len(trained) == 1
+
+
 def test_both_sides_of_parallel_text_are_in_a_vocabulary_and_of_much_text_a_part(tmp_path, monkeypatch):
     (tmp_path / "x").write_text("\n".join(["aa"] * 50 + ["cc"] * 50))
     (tmp_path / "y").write_text("\n".join(["bb"] * 50 + ["dd"] * 50))

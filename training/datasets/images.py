@@ -99,8 +99,11 @@ def imagenet(
     each class to test on, chosen by ``split_seed`` (0). ``storage``: the keywords of
     :class:`datacache.storage.Storage`.
     """
-    check_whole(least=1, classes=classes)
-    check_whole(least=0, label_offset=label_offset, split_seed=split_seed)
+    for least, options in (
+        (1, {"classes": classes}),
+        (0, {"label_offset": label_offset, "split_seed": split_seed}),
+    ):
+        check_whole(least=least, **{name: value for name, value in options.items() if value is not None})
     contents = _contents(path, storage)
     splits: list[Split | None] = [None, None]
     if validation_share is not None:
@@ -172,6 +175,6 @@ def _format_at(path: str, given: str | None, contents: Listing) -> str:
 
 def _contents(url: str, storage: Mapping[str, Any] | None) -> Listing:
     try:
-        return Storage(url.rstrip("/"), **(storage or {})).top()
+        return Storage(url, **(storage or {})).top()
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{url}: no such folder") from error

@@ -194,7 +194,7 @@ KNOWN = {
 
 def _images(given: Mapping[str, Any]) -> dict[str, Any]:
     facts = KNOWN[given["name"]]
-    classes = given.get("classes", facts.classes)
+    classes = facts.classes if given.get("classes") is None else given["classes"]
     return {"name": "synthetic", "samples": facts.samples, "classes": classes, "channels": facts.channels}
 
 

@@ -114,6 +114,9 @@ def labelled_text(
     labels that its training part lacks.
     """
     settings = VocabularySettings.of(vocabulary)
+    for part, name in (("train", train), ("test", test)):
+        if name is not None and not isinstance(name, str):
+            raise ValueError(f"{part}: expected the name of a file, got {name!r}")
     names = [name for (name,) in _files(path, (train, test), LABELLED, storage)]
     found = {label for name in names for label in LabelledText(path, name, storage=storage).scan().classes}
     classes = tuple(sorted(found))
@@ -136,8 +139,8 @@ def _files(
     storage: Mapping[str, Any] | None,
 ) -> list[list[str]]:
     """Return the names of the files of both parts: the given names, or else known ones."""
-    there = Storage(path.rstrip("/"), **(storage or {}))
-    wanted = [[each] if isinstance(each, str) else list(each or ()) for each in given]
+    there = Storage(path, **(storage or {}))
+    wanted = [_names(part, each) for part, each in zip(("train", "test"), given, strict=True)]
     for name in (name for names in wanted for name in names):
         if not _is_there(there, name):
             raise FileNotFoundError(f"{there.url}: {name}: no such file ({HINT})")
@@ -149,6 +152,14 @@ def _files(
         return wanted
     expected = ", or ".join(f"{train} and {test}" for train, test in known)
     raise FileNotFoundError(f"{there.url}: expected the files {expected} ({HINT})")
+
+
+def _names(part: str, given: str | Sequence[str] | None) -> list[str]:
+    """Return the given names of a part's files."""
+    names = [given] if isinstance(given, str) else given or []
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{part}: expected the name of a file, or a list of names, got {given!r}")
+    return list(names)
 
 
 def _is_there(storage: Storage, name: str) -> bool:

@@ -12,6 +12,7 @@ import io
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,7 +140,8 @@ def vocabulary_of(source: StoredSource, settings: VocabularySettings) -> Vocabul
     """
     folder = user_cache() / "vocabularies"
     files = source.files()
-    key = xxh3_128_hexdigest(f"{FORMAT} {type(source).__name__} {source.url} {files} {settings}".encode())
+    facts = f"{FORMAT} {type(source).__name__} {source.url} {files} {settings}"
+    key = xxh3_128_hexdigest(facts.encode("utf-8", "surrogatepass"))
     path = folder / f"{key}.vocabulary"
     try:
         make_folder(folder)
@@ -147,7 +149,8 @@ def vocabulary_of(source: StoredSource, settings: VocabularySettings) -> Vocabul
             found = _kept(path)
             if found is None:
                 found = Vocabulary.train(_lines(source), settings)
-                write_atomic(path, found.fingerprint.encode() + found.model)
+                with suppress(OSError):  # without room for it, it is made again in the next run
+                    write_atomic(path, found.fingerprint.encode() + found.model)
             return found
     except Untrusted:
         raise
