@@ -97,7 +97,11 @@ def test_a_round_with_a_step_that_is_not_finite_leaves_every_rank_as_it_was(keys
         if replica.scale is not None:
             replica.scale.scale.assign(16.0)  # that of the beginning is too large
         for step in range(1, 13):
-            report = take(replica, step, spoilt=(comm.rank, step) == (1, 7))
+            fails, delay = (comm.rank, step) == (1, 7), config.phases[0].schedule.delay
+            if fails and not delay:  # its forward pass, too, has no number
+                first = replica.variables[0]
+                first.assign(np.full(first.shape, np.nan, np.float32))
+            report = take(replica, step, spoilt=fails and delay > 0)
             with replica.common_weights():
                 common = flat(replica).tobytes()
             velocity = replica.local.rounds.outer.velocity
