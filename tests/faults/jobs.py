@@ -39,7 +39,6 @@ class Job:
         return found
 
     def rank(self, number: int) -> psutil.Process:
-        """Return the process of a rank, once there is one."""
         return self.wait_until(lambda: next(self._ranks(number), None))
 
     def _ranks(self, number: int) -> Iterator[psutil.Process]:
@@ -52,18 +51,15 @@ class Job:
 
     @property
     def steps(self) -> int:
-        """The steps that were recorded, also those of earlier starts."""
         return sum(
             path.read_text().count('"kind": "step"') for path in self.folder.glob("runs/*/metrics.jsonl")
         )
 
     @property
     def said(self) -> str:
-        """What was printed to standard error."""
         return (self.folder / "errors").read_text()
 
     def end(self) -> int:
-        """Return the exit status, when it has ended."""
         return self.process.wait(BOUND_SECONDS)
 
 
@@ -111,7 +107,6 @@ def undisturbed(folder: Path, size: int = SIZE, words: Sequence[str] = ()) -> di
 
 
 def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Expect weights that are equal in every bit."""
     assert found.keys() == expected.keys()
     assert expected
     for name, weights in expected.items():

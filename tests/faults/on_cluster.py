@@ -53,7 +53,6 @@ class ClusterJob(Job):
                 continue
 
     def terminate(self) -> None:
-        """Send the launch SIGTERM, as its user would."""
         next(each for each in self._processes("launch") if "cloudtrain" in each.cmdline()[1]).terminate()
 
     def _at_the_switch(self, *words: str) -> None:
@@ -62,15 +61,12 @@ class ClusterJob(Job):
         subprocess.run(["nsenter", network, *words], env=path, check=True)
 
     def cut(self, node: str) -> None:
-        """Let nothing through a node's link."""
         self._at_the_switch("ip", "link", "set", node, "down")
 
     def mend(self, node: str) -> None:
-        """Let all through again."""
         self._at_the_switch("ip", "link", "set", node, "up")
 
     def throttle(self, node: str, rate: str = RATE) -> None:
-        """Give what arrives at a node another rate."""
         shape = f"root tbf rate {rate} burst 256kb latency 50ms".split()
         self._at_the_switch("tc", "qdisc", "replace", "dev", node, *shape)
 
@@ -91,17 +87,8 @@ def started_on(
     look = LOOK.format(nodes=" ".join(nodes), left=folder / "left")
     options = ("-np", str(ranks), "-H", ",".join(f"{node}:1" for node in nodes), *launch)
     command = (
-        "run",
-        "--",
-        *ONE_THREAD,
-        "bash",
-        "-c",
-        look,
-        "bash",
-        *("cloudtrain", "launch", *options),
-        *WORDS,
-        f"output={folder}/runs",
-        *words,
+        *("run", "--", *ONE_THREAD, "bash", "-c", look, "bash", "cloudtrain", "launch", *options),
+        *(*WORDS, f"output={folder}/runs", *words),
     )
     with (folder / "errors").open("a") as errors, (folder / "output").open("a") as output:
         process = cluster.start(*command, stdout=output, stderr=errors)

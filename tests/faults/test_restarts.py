@@ -49,7 +49,7 @@ def goes_on(job: Job, resumptions: int) -> bool:
     return False
 
 
-@pytest.mark.large
+@pytest.mark.slow
 @pytest.mark.launch
 def test_a_rank_is_killed_then_sent_sigterm_then_the_launch_is_and_the_weights_are_the_same(
     expected, tmp_path

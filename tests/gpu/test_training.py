@@ -18,11 +18,10 @@ from keras import layers
 from commlib import Topology
 from commlib import tensorflow as adapter
 from commlib.transport import mpi, simulated
-from datacache import Batch
 from tests.gpu.fake_cupy import FakeCuPy, installed
 from tests.gpu.on_gpu import GPURanks, kernels_for
 from tests.launching import DIGITS
-from tests.training.replicas import Replica
+from tests.training.replicas import Replica, batch_of
 from tests.training.small import phase, trainer
 from training.config.config import load
 from training.config.schema import ConfigurationError
@@ -32,6 +31,7 @@ from training.models.images import image_input
 from training.process import devices as gpus
 from training.process.job import LocalRank
 from training.results import StepHyperparameters
+from training.run.build import build
 from training.run.data import Data
 
 BATCH = 8
@@ -58,17 +58,11 @@ def two_layers(channels, classes, *, normalised=False):
 two_layers.smallest_side = 4
 
 
-def batch_of(rank, step):
-    random = np.random.default_rng((rank, step))
-    images = random.integers(0, 256, (BATCH, 8, 8, 1), np.uint8)
-    return Batch((images, random.integers(0, 10, BATCH)), np.arange(BATCH), np.ones(BATCH, bool))
-
-
 def learned(comm, config, dataset, spoil):
     """Return the weights after each step of two phases, and what was held back at the switch."""
     topology = Topology(comm, ranks_per_node=2)
     keras.utils.set_random_seed(3)  # and no other rank, a thread, has its turn before the model is there
-    replica = Replica(config, topology, Data(config, topology, dataset))
+    replica = Replica(build(config, topology, Data(config, topology, dataset)))
     seen = []
     for number, each in enumerate(config.phases):
         if number:

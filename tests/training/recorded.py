@@ -15,7 +15,6 @@ RECORDED = Path(__file__).parent / "recorded"
 
 
 def folder(path: Path, records: Iterable[Mapping[str, Any]], **config: Any) -> Path:
-    """Make the folder of a run that has not ended."""
     path.mkdir(parents=True)
     (path / "metrics.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in records))
     (path / "config.yaml").write_text(yaml.safe_dump(config))
@@ -46,12 +45,10 @@ def epoch(number: int, *, steps: int = 4, seconds: float = 0.0, **more: Any) -> 
 def checkpoint(
     steps: int, seconds: float, *, copied: float = 0.0, written: float = 0.0, waited: float = 0.0
 ) -> dict[str, Any]:
-    """Return the record of a checkpoint that was complete after ``seconds``."""
     values = {"copy_seconds": copied, "write_seconds": written, "wait_seconds": waited}
     return {"kind": "checkpoint", "seconds": seconds, "steps": steps, **values}
 
 
 def resumed(steps: int, run_epoch: int, phase_steps: int) -> dict[str, Any]:
-    """Return the record of a resumption."""
     at = {"steps": steps, "run_epoch": run_epoch, "phase_steps": phase_steps}
     return {"kind": "resume", "seconds": 0.0, "checkpoint": f"step-{steps:08}", "changes": [], **at}

@@ -12,7 +12,7 @@ import numpy as np
 
 from commlib import Topology, transport
 from tests.launching import DIGITS
-from tests.training.small import settle
+from tests.training.small import before_steps, settle
 from tests.training.stored import newest
 from training import Trainer
 from training.checkpoint.folders import Checkpoints
@@ -112,10 +112,9 @@ class Run:
         self.at_end = at_end
         self.first: dict[str, Any] | None = None
         self.read: list[tuple[int, int, list[int]]] = []  # epoch, step of the run, ids
-        self._step = self.trainer.parts.step.take
-        self.trainer.parts.step.take = self._noted
+        before_steps(self.trainer, self._note)
 
-    def _noted(self, backward: Any, batch: Any, hyperparameters: Any) -> Any:
+    def _note(self, backward: Any, batch: Any, hyperparameters: Any) -> None:
         at, gradients = self.trainer.position, self.trainer.parts.exchange.gradients
         if at.steps == END and self.at_end is not None:
             settle(self.trainer)
@@ -123,7 +122,6 @@ class Run:
         if self.first is None:
             self.first = {"steps": at.steps, "residual": gradients.exchange.residual}
         self.read.append((at.run_epoch, at.steps, batch.ids.tolist()))
-        return self._step(backward, batch, hyperparameters)
 
     def fit(self) -> "Run":
         self.trainer.fit()
@@ -147,13 +145,11 @@ def _leaves(place: str, tree: Any) -> Any:
 
 
 def configuration(folder: Path, scenario: Scenario, *words: str) -> Config:
-    """Return the configuration of a scenario whose runs are in ``folder``."""
     common = ["model=vgg_tiny", "ranks_per_node=1", "cache={}", "reducer=dense"]
     return load(DIGITS, [*common, f"output={folder}", "evaluate_every=2", *scenario.words, *words])
 
 
 def checkpointed(scenario: Scenario) -> str:
-    """Return the word for checkpoints of which none is removed."""
     return f"checkpoints={{every_epochs: 1, every_steps: {scenario.every}, keep: 100}}"
 
 
@@ -165,42 +161,34 @@ def copy_until(folder: Path, copy: Path, step: int) -> None:
             shutil.rmtree(path)
 
 
-@dataclass(frozen=True)
-class Before:
-    """What a run had read and was before step END; how far its ranks' statistics were apart."""
+def run_whole(scenario: Scenario, folder: Path, topology: Topology) -> tuple[Run, dict[str, bytes], float]:
+    """Train to the end with checkpoints, and copy what a crash before step END would leave to ``stopped``.
 
-    read: list[tuple[int, int, list[int]]]
-    state: dict[str, bytes]
-    spread: float
-
-
-def run_whole(scenario: Scenario, folder: Path, topology: Topology) -> tuple[Run, Before]:
-    """Train to the end with checkpoints, and copy what a crash before step END would leave to ``stopped``."""
-    seen: list[Before] = []
+    Return the run, its state before that step, and how far its ranks' statistics were apart then.
+    """
+    seen: list[tuple[dict[str, bytes], float]] = []
 
     def look(run: Run) -> None:
-        seen.append(Before(list(run.read), run.state(), spread_of_statistics(run)))
+        seen.append((run.state(), spread_of_statistics(run)))
         if topology.world.rank == 0:
             shutil.copytree(folder / "whole", folder / "stopped")
         topology.world.barrier()
 
     config = configuration(folder / "whole", scenario, checkpointed(scenario))
-    return Run(config, topology, look).fit(), seen[0]
+    return Run(config, topology, look).fit(), *seen[0]
 
 
 def facts_of(scenario: Scenario, folder: Path, topology: Topology) -> dict[str, Any]:
     """Return what came of a run that was not stopped, and of those that went on; equal on all ranks."""
     comm = topology.world
-    whole, before = run_whole(scenario, folder, topology)
+    whole, before, spread = run_whole(scenario, folder, topology)
     expected = whole.state()
     facts: dict[str, Any] = {
-        "moved": any(
-            expected[key] != before.state[key] for key in expected if key.startswith("/shared/weights")
-        ),
+        "moved": any(expected[key] != before[key] for key in expected if key.startswith("/shared/weights")),
         "resumed": {},
-        "statistics": [before.spread, spread_of_statistics(whole)],
+        "statistics": [spread, spread_of_statistics(whole)],
     }
-    read = comm.allgather_objects(before.read)
+    read = comm.allgather_objects(whole.read)
     if comm.rank == 0:
         (folder / "read.json").write_text(json.dumps(read))
     for stop in scenario.stops:
@@ -217,14 +205,12 @@ def facts_of(scenario: Scenario, folder: Path, topology: Topology) -> dict[str, 
             "differ": comm.allgather_objects(differ),
             "steps": run.trainer.position.steps,
             "same samples": run.read == whole.read[stop:],
-            "skipped steps": sum(phase.skipped_steps for phase in run.trainer.summary.phases),
             "equal epochs": comm.allgather_objects(_epochs(copy) == _epochs(folder / "whole"))[0],
         }
     return facts
 
 
 def spread_of_statistics(run: Run) -> float:
-    """Return the largest difference of a statistic of BatchNormalization between ranks; collective."""
     own = [each.numpy().ravel() for each in run.trainer.model.non_trainable_weights]
     of_ranks = run.trainer.topology.world.allgather_objects(np.concatenate([*own, np.zeros(1)]))
     return float(np.ptp(of_ranks, axis=0).max())
@@ -244,7 +230,6 @@ def _epochs(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def on_two_ranks(folder: str) -> None:
-    """Run all scenarios; rank 0 prints their facts."""
     comm = transport.mpi.world()
     topology = Topology(comm, ranks_per_node=1)
     for number, (name, scenario) in enumerate(SCENARIOS.items()):
@@ -286,7 +271,6 @@ def in_another_world(folder: str, stop: int) -> None:
 
 
 def _ids(of_ranks: Any, counts: Callable[[int, int], bool]) -> list[int]:
-    """Return the samples that all ranks read in the steps that count."""
     return [sample for read in of_ranks for epoch, step, ids in read if counts(epoch, step) for sample in ids]
 
 

@@ -1,6 +1,7 @@
 """Small runs for tests, in one process."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,15 @@ import numpy as np
 import pytest
 from keras import layers
 
+from commlib import RanksDisagree, Topology
+from commlib.transport import simulated
 from tests.launching import DIGITS
 from training import Trainer
 from training.config.config import load
-from training.models import MODELS
 from training.models.images import image_input
 
 ALONE = ("ranks_per_node=null", "cache={}", "reducer=dense")
+LINEAR = "model=tests.training.small:linear"
 RATE = "learning_rate: {start: 0.1, end: 0.1}"
 
 
@@ -30,20 +33,37 @@ linear.smallest_side = 2  # type: ignore[attr-defined]
 
 
 def phase(*, size: int = 4, batch: int = 64, rate: str = RATE, **others: Any) -> str:
-    """Return a phase as a word has it."""
     given = [f"{key}: {value}" for key, value in others.items()]
     return f"{{input_size: {size}, batch_size: {batch}, {', '.join([rate, *given])}}}"
 
 
 def trainer(folder: Path, *words: str, phases: tuple[str, ...] = (phase(steps=4),)) -> Trainer:
-    """Return a trainer of the digits whose runs are in ``folder``; with ``model=linear``, of that."""
+    """Return a trainer of the linear model on the digits, whose runs are in ``folder``."""
     keras.utils.clear_session()
-    MODELS["linear"] = linear  # type: ignore[assignment]
-    try:
-        lists = f"phases=[{', '.join(phases)}]"
-        return Trainer(load(DIGITS, [*ALONE, "model=linear", lists, f"output={folder}", *words]))
-    finally:
-        del MODELS["linear"]
+    lists = f"phases=[{', '.join(phases)}]"
+    return Trainer(load(DIGITS, [*ALONE, LINEAR, lists, f"output={folder}", *words]))
+
+
+def on_ranks(
+    folder: Path, ranks: int, *words: str, phases: tuple[str, ...], prepare: Callable[[Trainer], None]
+) -> list[tuple[Trainer, RanksDisagree | None]]:
+    """Train on simulated ranks, two a node; return what each ends with."""
+    keras.utils.clear_session()
+    lists = f"phases=[{', '.join(phases)}]"
+    config = load(DIGITS, [*ALONE, LINEAR, lists, f"output={folder}", *words])
+
+    def body(comm: Any) -> tuple[Trainer, RanksDisagree | None]:
+        run = Trainer(config, topology=Topology(comm, ranks_per_node=2))
+        prepare(run)
+        try:
+            run.fit()
+        except RanksDisagree as error:
+            return run, error
+        return run, None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("training.run.trainer.prepare_tensorflow", lambda *_: None)
+        return simulated.run(body, ranks)
 
 
 def assert_same_weights(one: Trainer, other: Trainer) -> None:
@@ -58,27 +78,34 @@ def settle(run: Trainer) -> None:
         run.checkpointer._checkpoints.finish()
 
 
-def crash_after(run: Trainer, steps: int) -> None:
-    """Train until a run has made so many steps, and its checkpoint is written; then it raises an error."""
+def before_steps(run: Trainer, function: Callable[..., object]) -> None:
+    """Call a function with what each step of a run is given, before that."""
     step = run.parts.step.take
 
-    def fail(*arguments: Any) -> Any:
+    def take(*arguments: Any) -> Any:
+        function(*arguments)
+        return step(*arguments)
+
+    run.parts.step.take = take
+
+
+def crash_after(run: Trainer, steps: int) -> None:
+    """Train until a run has made so many steps, and its checkpoint is written; then it raises an error."""
+
+    def fail(*arguments: Any) -> None:
         if run.position.steps == steps:
             settle(run)
             raise RuntimeError("a crash")
-        return step(*arguments)
 
-    run.parts.step.take = fail
+    before_steps(run, fail)
     with pytest.raises(RuntimeError, match="a crash"):
         run.fit()
 
 
 def metrics_of(folder: Path) -> list[dict[str, Any]]:
-    """Return the metrics of the only run in ``folder``."""
     (run,) = Path(folder).iterdir()
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def records_of(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """Return the records of a kind of the only run in ``folder``."""
     return [line for line in metrics_of(folder) if line["kind"] == kind]

@@ -1,4 +1,7 @@
-"""Replicas with quadratic losses that exchange fragments: by :mod:`commlib.rounds`, and by the formulas."""
+"""Replicas with quadratic losses that exchange their weights, as a whole or as fragments in turns.
+
+By :mod:`commlib.rounds` with every reducer, and by the formulas.
+"""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -7,11 +10,48 @@ import numpy as np
 
 from commlib import Topology
 from commlib.exchange import BucketExchange
+from commlib.reducers import REDUCERS
 from commlib.rounds import OuterSgd, Pace, Rounds
 from commlib.transport import simulated
-from tests.training.test_rounds import RATE, SIZE, START, Vector, loss_of
 
+SIZE, RATE = 60, 0.1
+START = np.random.default_rng(3).standard_normal(SIZE).astype(np.float32)
 DILOCO = {"rate": 0.7, "momentum": 0.9, "nesterov": True}
+
+OPTIONS = {name: {} if name in ("dense", "torus2d") else {"density": 0.1} for name in REDUCERS}
+OPTIONS["arctopk"]["row"] = 16
+DECAYED = {name: {**options, "decay": 0.95} for name, options in OPTIONS.items() if options}
+CHUNKS = {"name": "bucketed", "bucket": 16}
+OTHERS = {
+    "sparseloco": ("hitopk", {"density": 1 / 4, "selector": CHUNKS, "wire": "gap+lloyd2", "decay": 0.95}),
+    "dense, four bits": ("dense", {"values": "hadamard4"}),
+    "torus2d, four bits": ("torus2d", {"values": "qsgd4"}),
+    "oktopk, half precision": ("oktopk", {"density": 0.1, "wire": "gap+fp16"}),
+}
+CASES = (
+    {name: (name, options) for name, options in OPTIONS.items()}
+    | {f"{name}, decay": (name, options) for name, options in DECAYED.items()}
+    | OTHERS
+)
+
+
+def loss_of(rank):
+    """Return curvatures ``a`` and minima ``c`` of the loss ``Σ a/2·(w − c)²`` of a rank."""
+    random = np.random.default_rng((7, rank))
+    return random.uniform(0.2, 2.0, SIZE), random.standard_normal(SIZE)
+
+
+class Vector:
+    """The weights of a replica."""
+
+    def __init__(self, values):
+        self.values = np.array(values)
+
+    def read(self, fragment=slice(None)):
+        return self.values[fragment].copy()
+
+    def write(self, vector, fragment=slice(None)):
+        self.values[fragment] = vector
 
 
 @dataclass
@@ -24,7 +64,7 @@ class Course:
     schedule: object
     steps: int
     outer: object
-    bounds: list
+    bounds: tuple = (0, SIZE)
     buckets: list | None = None  # one a fragment without them
     seconds: object = None
     samples: object = None
@@ -98,6 +138,15 @@ def trained(comm, course, case=("dense", {}), *, overlap=False, failed=None):
 def on_ranks(ranks, *arguments, **others):
     layout = [2] * (ranks // 2) + [1] * (ranks % 2)
     return simulated.run(lambda comm: trained(comm, *arguments, **others), ranks, layout)
+
+
+def assert_nothing_is_lost(seen, atol=2e-4):
+    """At rate 1 the common weights move by the means: with the residuals they are all differences."""
+    moved = START.astype(np.float64) - seen[0].weights[-1]
+    given = np.sum([rank.differences for rank in seen], axis=(0, 1), dtype=np.float64)
+    held_back = np.sum([rank.residual for rank in seen], axis=0, dtype=np.float64)
+    # float32 rounding of sums of some tens of differences, each below 10
+    np.testing.assert_allclose(len(seen) * moved + held_back, given, atol=atol)
 
 
 def transcribed(ranks, course):

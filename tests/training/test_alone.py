@@ -3,37 +3,21 @@
 import os
 
 import pytest
-from typer.testing import CliRunner
 
 from commlib import REDUCERS
 from tests.launching import DIGITS, run
+from tests.training.refusal import invoke, refusal
 from training.commands import train
-from training.commands.main import app
 from training.process import devices as gpus
-
-
-def invoke(*words):
-    """Run ``cloudtrain`` in this process."""
-    return CliRunner().invoke(app, words)
 
 
 def test_alone_and_through_launch_a_wrong_configuration_exits_with_status_2(tmp_path):
     alone = run("cloudtrain", "train", DIGITS, "reducer=hitopkk", cwd=tmp_path)
-    launched = invoke("launch", "-np", "4", DIGITS, "reducer=hitopkk")
-    assert (alone.returncode, alone.stdout) == (launched.exit_code, launched.stdout) == (2, "")
-    for said in (alone.stderr, launched.stderr):
-        (line,) = said.splitlines()
-        assert (
-            f'unknown reducer "hitopkk" (known: {", ".join(REDUCERS)}, auto), did you mean "hitopk"?' in line
-        )
-
-
-def test_ranks_that_do_not_see_each_other_are_refused(tmp_path):  # also tests/transport/test_ending.py
-    result = run("env", "OMPI_COMM_WORLD_SIZE=4", "cloudtrain", "train", DIGITS, cwd=tmp_path)
-    assert result.returncode == 2
-    (line,) = result.stderr.splitlines()
-    assert "OMPI_COMM_WORLD_SIZE says that 4 ranks were started and MPI sees 1" in line
-    assert "cloudtrain launch -np 4 CONFIG" in line
+    assert (alone.returncode, alone.stdout) == (2, "")
+    launched = refusal("launch", "-np", "4", DIGITS, "reducer=hitopkk")
+    assert alone.stderr == f"cloudtrain: {launched}\n"
+    known = ", ".join(REDUCERS)
+    assert f'unknown reducer "hitopkk" (known: {known}, auto), did you mean "hitopk"?' in launched
 
 
 @pytest.mark.parametrize(
@@ -44,9 +28,7 @@ def test_ranks_that_do_not_see_each_other_are_refused(tmp_path):  # also tests/t
     ],
 )
 def test_hosts_that_cannot_hold_the_ranks_are_refused(hosts, message):
-    result = invoke("launch", "-np", "2", DIGITS, "-H", hosts)
-    assert result.exit_code == 2
-    assert result.stderr == f"cloudtrain: {message}\n"
+    assert refusal("launch", "-np", "2", DIGITS, "-H", hosts) == message
 
 
 def test_the_command_names_its_version_and_refuses_what_it_does_not_know():

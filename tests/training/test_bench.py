@@ -5,17 +5,16 @@ import sys
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from benchmarks.pictures import generate
 from commlib import REDUCERS, SELECTORS, LinkBytes, SparseVector, bytes_sent, predict
 from commlib.reducers import Outcome, SelectingReducer
 from commlib.selection import Selector
 from tests.launching import mpirun, tail
+from tests.training.refusal import invoke, refusal
 from training.bench import record as records
 from training.bench.record import Record, Seconds, WrongResult, alternate
 from training.bench.selection import check_selection
-from training.commands.main import app
 from training.commands.printing import Table
 from training.source import source
 
@@ -25,19 +24,10 @@ REDUCERS_KEYS = KEYS | {"bytes_of_all_ranks", "entries", "stages", "prediction"}
 SMALL = ("--size", "5003", "--density", "0.01")
 
 
-def bench(*words: str):
-    """Run ``cloudtrain bench`` in this process."""
-    return CliRunner().invoke(app, ["bench", *words])
-
-
 def lines(*words: str) -> list[dict]:
-    """Return the records that a bench prints with ``--json``."""
-    result = bench(*words, "--json")
+    result = invoke("bench", *words, "--json")
     assert result.exit_code == 0, result.output
     return [json.loads(line) for line in result.stdout.splitlines()]
-
-
-# ------------------------------------------------------------- timing and records
 
 
 def test_candidates_alternate_and_each_call_gets_the_next_input():
@@ -78,9 +68,6 @@ def test_a_table_has_its_texts_as_they_are_though_they_look_like_markup(capsys):
     ]
 
 
-# ------------------------------------------------------------- selection
-
-
 def test_bench_selection_prints_every_selector_with_every_peer(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
     told = lines("selection", *SMALL)
@@ -119,7 +106,7 @@ class Smallest(Selector):
 )
 def test_a_selector_that_selects_others_is_not_timed(monkeypatch, name, message):
     monkeypatch.setitem(SELECTORS, name, Smallest)
-    result = bench("selection", *SMALL, "--json")
+    result = invoke("bench", "selection", *SMALL, "--json")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith(f"cloudtrain: {name}: {message}")
     assert result.stderr.count("\n") == 1
@@ -129,9 +116,6 @@ def test_entries_with_other_values_than_the_vector_s_are_wrong():
     vector = np.arange(1, 101, dtype=np.float32)
     with pytest.raises(WrongResult, match="values of the vector"):
         check_selection("exact", 2, vector, np.array([98, 99]), np.array([99, 99], np.float32))
-
-
-# ------------------------------------------------------------- reducers
 
 
 def test_bench_reducers_prints_every_reducer_beside_dense():
@@ -196,7 +180,7 @@ class Disagreeing(Wrong):
 )
 def test_a_reducer_that_is_wrong_is_not_timed(monkeypatch, reducer, message):
     monkeypatch.setitem(REDUCERS, "new", reducer)
-    result = bench("reducers", "-np", "3", "--size", "999", "--reducer", "new")
+    result = invoke("bench", "reducers", "-np", "3", "--size", "999", "--reducer", "new")
     assert (result.exit_code, result.stdout, result.stderr) == (1, "", f"cloudtrain: new: {message}\n")
 
 
@@ -204,12 +188,9 @@ def test_a_reducer_that_declares_no_cost_has_no_prediction(monkeypatch):
     monkeypatch.setitem(REDUCERS, "new", Wrong)
     (line,) = lines("reducers", "-np", "3", "--size", "999", "--reducer", "new")
     assert line["prediction"] is None
-    result = bench("reducers", "-np", "3", "--size", "999", "--reducer", "new", "--quick")
+    result = invoke("bench", "reducers", "-np", "3", "--size", "999", "--reducer", "new", "--quick")
     assert result.exit_code == 0, result.output
     assert "999 entries, 3 ranks on 1 nodes, clock: virtual  (quick)" in result.stdout
-
-
-# ------------------------------------------------------------- the command
 
 
 @pytest.mark.parametrize(
@@ -227,10 +208,7 @@ def test_a_reducer_that_declares_no_cost_has_no_prediction(monkeypatch):
     ],
 )
 def test_a_bad_value_is_one_line_and_status_2(words, word):
-    result = bench(*words)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert word in result.stderr
-    assert result.stderr.count("\n") == 1
+    assert word in refusal("bench", *words)
 
 
 def test_every_codec_is_measured_with_every_sparse_reducer():

@@ -1,17 +1,11 @@
 """``cloudtrain cache``: one command after the other, on the folders of a configuration."""
 
 import pytest
-from typer.testing import CliRunner
 
 from tests.launching import DIGITS
-from training.commands.main import app
+from tests.training.refusal import invoke, refusal
 from training.config.records import Cache
 from training.run.data import cache_dirs_of
-
-
-def run(*words):
-    """Run ``cloudtrain cache`` in this process."""
-    return CliRunner().invoke(app, ["cache", *map(str, words)])
 
 
 @pytest.fixture
@@ -20,7 +14,7 @@ def cache(tmp_path):
     words = [f"cache.disk={tmp_path}/disk", f"cache.memory={tmp_path}/memory", "ranks_per_node=null"]
 
     def call(name, *more):
-        return run(name, DIGITS, *words, *more)
+        return invoke("cache", name, DIGITS, *words, *more)
 
     return call
 
@@ -36,10 +30,8 @@ def damage(folder):
 def test_a_folder_that_is_a_link_is_refused_in_one_line(tmp_path):
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
-    result = run("build", DIGITS, f"cache={{memory: {link}}}")
-    assert result.exit_code == 2, result.output
-    (line,) = result.stderr.splitlines()
-    assert line.startswith(f"cloudtrain: cache: {link}: expected a folder of user ")
+    line = refusal("cache", "build", DIGITS, f"cache={{memory: {link}}}")
+    assert line.startswith(f"cache: {link}: expected a folder of user ")
 
 
 def test_samples_are_built_listed_verified_repaired_and_removed(cache, tmp_path):
@@ -70,10 +62,9 @@ def test_samples_are_built_listed_verified_repaired_and_removed(cache, tmp_path)
     assert cache("info").stdout == "nothing is stored here\n"
 
 
-def test_without_folders_there_is_nothing_to_build(cache):
-    result = run("build", DIGITS, "cache.disk=null", "cache.memory=null")
-    assert result.exit_code == 2
-    assert result.stderr == f"cloudtrain: {DIGITS}: cache: expected a folder for disk or memory, got none\n"
+def test_without_folders_there_is_nothing_to_build():
+    line = refusal("cache", "build", DIGITS, "cache.disk=null", "cache.memory=null")
+    assert line == f"{DIGITS}: cache: expected a folder for disk or memory, got none"
 
 
 def test_folders_are_the_users_own(monkeypatch, tmp_path):

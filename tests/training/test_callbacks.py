@@ -4,28 +4,22 @@ import inspect
 import json
 import re
 import sys
-from functools import partial
 from unittest.mock import Mock
 
 import keras
 import numpy as np
 import pytest
 
-from commlib import RanksDisagree, Topology
 from commlib.registry import options_of
 from commlib.transport import simulated
 from tests.extent import more
-from tests.launching import DIGITS, ROOT, errors, launch, tail
-from tests.training.refusal import refused
-from tests.training.small import ALONE, crash_after, linear, metrics_of, phase, records_of, trainer
-from training import Trainer
+from tests.launching import ROOT, errors, launch, tail
+from tests.training.small import before_steps, crash_after, metrics_of, on_ranks, phase, records_of, trainer
 from training.callbacks import CALLBACKS, Callback
 from training.callbacks.callback import HOOKS
 from training.callbacks.digests import WeightsDiffer, check_equal_weights, digest_of
 from training.callbacks.stopping import EarlyStopping
 from training.commands.train import train
-from training.config.config import ConfigurationError, load
-from training.models import MODELS
 from training.tasks import Metric
 
 PAGE = (ROOT / "docs" / "callbacks.md").read_text()
@@ -80,9 +74,6 @@ def calls(tmp_path, monkeypatch):
 
 def without_events(calls):
     return [call for call in calls if not call.startswith("event")]
-
-
-# --------------------------------------------------------------------------------------- the interface
 
 
 def test_hooks_are_called_in_order_of_the_run_and_of_the_configuration(tmp_path, calls):
@@ -147,25 +138,6 @@ callbacks: {callbacks}
 """
 
 
-EARLY = "callbacks=[{name: early_stopping"
-WRONG = {
-    "callbacks=tensorboard": "callbacks: expected a valid list",
-    "callbacks=[tensorbord]": 'callbacks[0].name: unknown callback "tensorbord"',
-    EARLY + "}]": "callbacks[0]: metric: callback early_stopping needs this option",
-    EARLY + ", metric: top1, patient: 3}]": "callbacks[0].patient: ",
-    EARLY + ", metric: top1, patience: 0}]": "callbacks[0].patience: expected a whole number from 1, got 0",
-    EARLY + ", metric: top1, min_delta: -1}]": "callbacks[0].min_delta: expected a number from 0, got -1",
-    "callbacks=[{name: wandb, mode: 'on'}]": "callbacks[0].mode: expected online or offline",
-    "digest_every=-1": "digest_every: expected a whole number from 0, got -1",
-}
-
-
-@pytest.mark.parametrize("word", WRONG)
-def test_what_is_wrong_with_a_callback_is_one_line_when_it_is_read(word):
-    with refused(WRONG[word], ConfigurationError):
-        load(DIGITS, [word])
-
-
 def test_callbacks_of_ones_own_are_checked_by_a_run(tmp_path, calls):
     for words, expected in {
         f"{{name: '{NOTES}', lable: x}}": r"callbacks\[0\]: lable: .* no such option",
@@ -183,11 +155,7 @@ def test_a_dry_run_builds_callbacks_and_calls_nothing_else(tmp_path, calls, capf
     assert capfd.readouterr().out.endswith("dry run of my.yaml: all is built, and each phase took a step\n")
 
 
-# ---------------------------------------------------------------------------------------------- the page
-
-
 def first_cells(header):
-    """Return the names in the first column of a table of the page."""
     (table,) = re.findall(rf"(?m)^\| {header} \|.*\n\|[-|]+\n((?:\|.*\n)+)", PAGE)
     return [re.findall(r"`([^`]+)`", row.split(" | ")[0]) for row in table.splitlines()]
 
@@ -210,9 +178,6 @@ def test_the_page_has_every_hook():
         name, _, arguments = hook.removesuffix(")").partition("(")
         assert list(inspect.signature(getattr(Callback, name)).parameters) == ["self", *arguments.split(", ")]
     assert state == ["state_dict()", "load_state_dict(state)"]
-
-
-# --------------------------------------------------------------------------------------- early stopping
 
 
 METRICS = {"top1": Metric("accuracy", "higher", share=True), "perplexity": Metric("perplexity", "lower")}
@@ -263,37 +228,10 @@ def test_a_metric_that_the_task_has_not_is_refused_before_anything_is_written(tm
     assert list(tmp_path.iterdir()) == []
 
 
-# ------------------------------------------------------------------------------------ on several ranks
-
-
-@pytest.fixture
-def on_ranks(tmp_path, monkeypatch):
-    """Return a function that trains on simulated ranks, as threads; it returns what each rank ends with."""
-    monkeypatch.setitem(MODELS, "linear", linear)
-    monkeypatch.setattr("training.run.trainer.prepare_tensorflow", lambda *_: None)
-    keras.utils.clear_session()
-
-    def body(comm, words, phases, prepare):
-        lists = f"phases=[{', '.join(phases)}]"
-        config = load(DIGITS, [*ALONE, "model=linear", lists, f"output={tmp_path / 'runs'}", *words])
-        run = Trainer(config, topology=Topology(comm, ranks_per_node=2))
-        prepare(run)
-        try:
-            run.fit()
-        except RanksDisagree as error:
-            return run, error
-        return run, None
-
-    def fit(ranks, *words, phases, prepare=lambda run: None):
-        return simulated.run(partial(body, words=words, phases=phases, prepare=prepare), ranks)
-
-    return fit
-
-
-def test_all_ranks_stop_at_the_same_epoch_and_the_run_has_ended(tmp_path, on_ranks):
+def test_all_ranks_stop_at_the_same_epoch_and_the_run_has_ended(tmp_path):
     still = phase(epochs=9, batch=100, rate="learning_rate: {start: 1.0e-9, end: 1.0e-9}")
     words = ["callbacks=[{name: early_stopping, metric: top1, patience: 2}]", "checkpoints={}"]
-    results = on_ranks(3, *words, phases=(still, still))
+    results = on_ranks(tmp_path / "runs", 3, *words, phases=(still, still), prepare=lambda run: None)
     reason = results[0][0].summary.stopped
     assert reason.startswith("early stopping: top1 was no better than ")
     for run, error in results:
@@ -308,30 +246,26 @@ def test_all_ranks_stop_at_the_same_epoch_and_the_run_has_ended(tmp_path, on_ran
     assert (folder / "checkpoints" / f"step-{steps:08}").exists()
 
 
-def test_one_rank_that_asks_for_it_stops_all(on_ranks):
+def test_one_rank_that_asks_for_it_stops_all(tmp_path):
     def stop_on_rank_1(run):
         if run.rank == 1:
             run.stop("enough")
 
-    results = on_ranks(2, phases=(phase(epochs=5, batch=200),), prepare=stop_on_rank_1)
+    results = on_ranks(tmp_path / "runs", 2, phases=(phase(epochs=5, batch=200),), prepare=stop_on_rank_1)
     assert [(run.position.run_epoch, run.summary.stopped) for run, _ in results] == [(1, "enough")] * 2
 
 
 @pytest.mark.parametrize("altered", [0, *more(2)])
-def test_a_rank_whose_weights_are_altered_is_named_by_all(tmp_path, on_ranks, altered):
-    def alter_after_step_3(run):
-        step = run.parts.step.take
-
-        def altering(*arguments):
-            result = step(*arguments)
-            if run.rank == altered and run.position.steps == 2:
+def test_a_rank_whose_weights_are_altered_is_named_by_all(tmp_path, altered):
+    def prepare(run):
+        def alter_after_step_3(*_):
+            if run.rank == altered and run.position.steps == 3:
                 weights = run.parts.model.variables[0]
                 weights.assign(np.nextafter(weights.numpy(), np.float32(9)))
-            return result
 
-        run.parts.step.take = altering
+        before_steps(run, alter_after_step_3)
 
-    results = on_ranks(3, "digest_every=2", phases=(phase(steps=8),), prepare=alter_after_step_3)
+    results = on_ranks(tmp_path / "runs", 3, "digest_every=2", phases=(phase(steps=8),), prepare=prepare)
     other = 1 if altered == 0 else 0
     line = f"after step 4, the weights of ranks [{altered}] differ from those of rank {other}"
     assert [str(error) for _, error in results] == [line] * 3
@@ -341,17 +275,14 @@ def test_a_rank_whose_weights_are_altered_is_named_by_all(tmp_path, on_ranks, al
 
 
 def test_the_digest_of_the_weights_is_recorded(tmp_path):
-    run = trainer(tmp_path, "digest_every=2", phases=(phase(steps=3), phase(steps=1)))
+    run = trainer(tmp_path / "with", "digest_every=2", phases=(phase(steps=3), phase(steps=1)))
     run.fit()
-    first, last = records_of(tmp_path, "digest")
+    first, last = records_of(tmp_path / "with", "digest")
     assert (first["steps"], last["steps"]) == (2, 4)
     assert last["digest"] == digest_of(run.model.get_weights()) != first["digest"]
     assert len(last["digest"]) == 16
-    keras.utils.clear_session()
-    for folder in tmp_path.iterdir():
-        folder.rename(tmp_path.parent / f"{tmp_path.name}-before")
-    trainer(tmp_path, "digest_every=0", phases=(phase(steps=4),)).fit()
-    assert records_of(tmp_path, "digest") == []
+    trainer(tmp_path / "without", "digest_every=0", phases=(phase(steps=4),)).fit()
+    assert records_of(tmp_path / "without", "digest") == []
 
 
 def test_digests_with_the_highest_bit_travel_as_well():

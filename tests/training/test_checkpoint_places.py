@@ -11,13 +11,19 @@ from commlib import transport
 from datacache.storage import Storage
 from tests.s3_server import BUCKET, s3_server
 from tests.training import small
-from tests.training.refusal import refused
-from tests.training.stored import newest, save_whole
-from tests.training.test_checkpoints import OWN, SHARED, is_right, of_step, own_tree, same, save, shared_tree
+from tests.training.stored import OWN, SHARED, newest, save_whole
+from tests.training.test_checkpoints import (
+    finds_a_run_that_went_back,
+    is_right,
+    keeps_the_last_and_the_best,
+    own_tree,
+    same,
+    save,
+    shared_tree,
+)
 from tests.training.test_receipt import replayed
 from training.checkpoint.folders import CheckpointFailed, Checkpoints
 from training.checkpoint.places import COMPLETE, Folder, Objects
-from training.config.config import ConfigurationError, load
 from training.process.supervisor import Progress
 
 DIGITS = "configs/digits.yaml"
@@ -56,37 +62,15 @@ def steps(storage):
     return [int(name.split("-")[1]) for name in names(storage)]
 
 
-# ------------------------------------------------------------------------------------- objects
-
-
 def test_all_ranks_find_what_they_saved_last_and_the_best_is_kept(storage):
     def body(comm):
-        store = Checkpoints(Objects(storage), comm, keep=2)
-        assert newest(store) is None
-        kept = []
-        for step in range(1, 6):
-            save(store, comm, step, best=step == 2)
-            comm.barrier()
-            kept.append(steps(storage))
-            comm.barrier()
-        again = Checkpoints(Objects(storage), comm, keep=2)
-        assert again.count() == 3
-        return kept, is_right(newest(again), comm, 5), is_right(of_step(again, 2), comm, 2)
+        return keeps_the_last_and_the_best(Objects(storage), lambda: steps(storage), comm)
 
-    kept = [[1], [1, 2], [2, 3], [2, 3, 4], [2, 4, 5]]
-    assert transport.simulated.run(body, 3, 2) == [(kept, True, True)] * 3
+    assert all(transport.simulated.run(body, 3, 2))
 
 
 def test_a_run_that_went_back_is_found_where_it_is_also_by_another_process(storage):
-    def body(comm):
-        found = []
-        for step in (20, 10, 10):
-            store = Checkpoints(Objects(storage), comm)
-            save(store, comm, step)
-            found.append(is_right(newest(store), comm, step))
-        return found
-
-    assert transport.simulated.run(body, 2) == [[True] * 3] * 2
+    assert all(transport.simulated.run(lambda comm: finds_a_run_that_went_back(Objects(storage), comm), 2))
 
 
 class Crash(BaseException):
@@ -205,9 +189,6 @@ def test_a_server_that_fails_one_request_in_ten_and_parts_of_large_objects_give_
     assert len(s3.parts) >= 2
 
 
-# --------------------------------------------------------------------------- the disk of each host
-
-
 def on_disks(folder, comm, **options):
     """Return the checkpoints of ranks each of whose hosts has a disk of its own."""
     return Checkpoints(Folder(folder / comm.host), comm, per_host=True, **options)
@@ -233,14 +214,14 @@ def test_each_host_has_the_weights_and_the_state_of_its_own_ranks(tmp_path):
 
 
 @pytest.mark.parametrize("victim", ["node0", "node1"])
-def test_what_is_not_complete_on_all_hosts_is_not_taken(tmp_path, monkeypatch, victim):
+def test_what_is_not_complete_on_all_hosts_is_not_taken(tmp_path, victim):
     """As where one host has lost its power while the manifests are written, and where its disk fails."""
 
     def body(comm):
         store = on_disks(tmp_path, comm, keep=1)
         save_whole(store, 1, shared_tree(1), own_tree(1, comm.rank))
         if comm.host == victim:
-            monkeypatch.setattr(store.place, "complete", broken)
+            store.place.complete = broken
         with pytest.raises(CheckpointFailed, match="step 2 is not saved: rank [02]: .*no disk"):
             save_whole(store, 2, shared_tree(2), own_tree(2, comm.rank))
         again = on_disks(tmp_path, comm)
@@ -265,27 +246,7 @@ def test_other_hosts_or_ranks_do_not_find_what_they_have_not(tmp_path, capsys, n
         assert "the checkpoint of step 1 is left out: " in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------------------- the configuration
-
-
-IMPOSSIBLE = {
-    "{path: 'memory://x'}": "path: expected a folder, or the URL of a storage that outlives",
-    "{per_node: true}": "path: expected a folder on each node's disk",
-    "{path: /x, storage: {attempts: 2}}": "storage: expected none where path is no URL",
-    "{path: 's3://x', storage: {attemts: 2}}": "storage: attemts: ",
-}
-
-
-@pytest.mark.parametrize("given", IMPOSSIBLE)
-def test_a_place_that_cannot_be_is_one_line(given):
-    with refused(f"checkpoints.{IMPOSSIBLE[given]}", ConfigurationError):
-        load(DIGITS, [f"checkpoints={given}"])
-
-
-# ---------------------------------------------------------------------------------------- runs
-
-
-WORDS = ("model='tests.training.small:linear'", "digest_every=2", "log_every=1", "average=0.5")
+WORDS = ("digest_every=2", "log_every=1", "average=0.5")
 PHASES = (small.phase(steps=8, batch=200),)
 
 

@@ -154,11 +154,10 @@ def test_what_auto_picks_may_be_given_for_the_other_phases():
     assert loaded.warnings == ["reducer=hitopk has no effect: every phase names its own"]
 
 
+EARLY = "callbacks=[{name: early_stopping"
 WRONG = {
     "output=/dev/null": "output: expected a folder, or a path that does not exist yet; got /dev/null",
-    "density=0.1": (
-        "density: expected inside the reducer: reducer: {name: …, density: 0.1}, or reducer.density=…"
-    ),
+    "density=0.1": "density: expected inside the reducer: reducer: {name: …, density: 0.1}, or reducer.den",
     "phases.1={steps: 1, input_size: 8, batch_size: 8, wire: fp16}": (
         "phases[1].wire: expected inside the reducer: reducer: {name: …, wire: 'fp16'}, or reducer.wire=…"
     ),
@@ -212,6 +211,28 @@ WRONG = {
     "seed=[1": "seed=[1: expected a YAML value, got '[1'",
     "phases.7.epochs=1": "phases.7.epochs=1: the configuration has no place phases.7.epochs",
     "output=${oc.env:NO_SUCH_VARIABLE}": "NO_SUCH_VARIABLE",
+    "task=image_clasification": 'task.name: unknown task "image_clasification"',
+    "task={name: image_classification, labels: 3}": "task: labels: task image_classification has no such",
+    "target={metric: bleu, at_least: 0.5}": "target.metric: expected one of top1, top5, the metr",
+    "target={metric: top1, at_most: 0.5}": "target: expected at_least, since a higher top1 is better;",
+    "target={metric: top1, at_least: 93}": "target.at_least: expected a number in (0, 1], got 93",
+    "target={metric: top1}": "target: expected one of at_least, at_most, got none",
+    "phases.0.sequence_length=8": "phases[0].sequence_length: unknown key (known here: epochs, steps, ",
+    "callbacks=tensorboard": "callbacks: expected a valid list",
+    "callbacks=[tensorbord]": 'callbacks[0].name: unknown callback "tensorbord"',
+    EARLY + "}]": "callbacks[0]: metric: callback early_stopping needs this option",
+    EARLY + ", metric: top1, patient: 3}]": "callbacks[0].patient: ",
+    EARLY + ", metric: top1, patience: 0}]": "callbacks[0].patience: expected a whole number from 1, got 0",
+    EARLY + ", metric: top1, min_delta: -1}]": "callbacks[0].min_delta: expected a number from 0, got -1",
+    "callbacks=[{name: wandb, mode: 'on'}]": "callbacks[0].mode: expected online or offline",
+    "digest_every=-1": "digest_every: expected a whole number from 0, got -1",
+    "checkpoints={path: 'memory://x'}": "checkpoints.path: expected a folder, or the URL of a storage",
+    "checkpoints={per_node: true}": "checkpoints.path: expected a folder on each node's disk",
+    "checkpoints={path: /x, storage: {attempts: 2}}": "checkpoints.storage: expected none where path is",
+    "checkpoints={path: 's3://x', storage: {attemts: 2}}": "checkpoints.storage: attemts: ",
+    "bucket_mib=0": "bucket_mib: expected a number above 0, got 0",
+    "bucket_mib=-1": "bucket_mib: expected a number above 0, got -1",
+    "bucket_mib=much": "bucket_mib: expected a number above 0, got 'much'",
 }
 
 

@@ -42,7 +42,6 @@ def training_samples(config: Config) -> int:
 
 
 def spans(config: Config, world_size: int) -> list[Span]:
-    """Return what the schedules of each phase run over."""
     found = []
     for phase in config.phases:
         global_batch = phase.batch_size * world_size
@@ -53,7 +52,6 @@ def spans(config: Config, world_size: int) -> list[Span]:
 
 
 def rates(name: str, world_size: int) -> list[list[float]]:
-    """Return the learning rate of every step of every phase."""
     config = load_shipped(name)
     return [
         [rate.at(step, span.steps) for step in range(span.steps)]
@@ -71,32 +69,13 @@ def included(path: Path) -> list[Path]:
     return [file for each in direct for file in (each, *included(each))]
 
 
-# -------------------------------------------------------------------------------------- all of them
-
-
-def test_all_that_were_promised_are_there():
-    assert list(CONFIGS) == [
-        *("bert_base", "brown_bert_small", "brown_diloco", "brown_gpt_small", "brown_lstm"),
-        *("brown_muloco", "brown_sparseloco", "brown_streaming_diloco"),
-        *("cifar10_resnet20", "cifar10_vgg16", "digits", "digits_lars", "ende_transformer"),
-        *("imagenet_resnet50_90epochs", "imagenet_resnet50_dawnbench", "imagenet_vgg19"),
-        *("intents_lstm", "mnist5k", "ptb_lstm", "synthetic", "wmt17_transformer"),
-    ]
-
-
 @pytest.mark.parametrize("name", CONFIGS)
-def test_each_loads_without_warnings_under_its_own_name(name):
+def test_each_loads_without_warnings_under_its_own_name_and_is_read_back_equal(name, tmp_path):
     path = ["dataset.path=somewhere"] if name in NEED_A_PATH else []
     loaded = load_with_warnings(CONFIGS[name], path)
-    assert loaded.config.name == name
-    assert loaded.warnings == []
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_each_is_read_back_equal_from_its_resolved_form(name, tmp_path):
-    config = load_shipped(name)
-    (tmp_path / "config.yaml").write_text(config.to_yaml())
-    assert load(tmp_path / "config.yaml") == config
+    assert (loaded.config.name, loaded.warnings) == (name, [])
+    (tmp_path / "config.yaml").write_text(loaded.config.to_yaml())
+    assert load(tmp_path / "config.yaml") == loaded.config
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
@@ -137,8 +116,6 @@ def test_schedules_resolve_and_batches_fit(name, world_size):
         assert min(of_phase) >= 0
         assert max(of_phase) > 0
 
-
-# --------------------------------------------------------------------------------------- the papers'
 
 ENTRY = "optimizer.name=lars optimizer.trust=0.0008 optimizer.weight_decay=0.0001 optimizer.nesterov=true"
 LEVELS = "'normalise={mean: [123.675, 116.28, 103.53], std: [58.395, 57.12, 57.375]}'"  # of ImageNet
@@ -210,9 +187,6 @@ def test_a_configuration_has_the_rates_of_its_paper(name):
     assert found == pytest.approx(list(expected.values()), rel=1e-12)
 
 
-# ---------------------------------------------------------------------------------------- DAWNBench
-
-
 def test_dawnbench_has_the_phases_of_the_record():
     config = load_shipped("imagenet_resnet50_dawnbench")
     shape = [
@@ -259,9 +233,6 @@ def test_vgg16_takes_the_settings_of_gtopk_that_its_comment_names():
     assert [rate.at(step, span.steps) for step in (0, 4 * 97)] == [0.01, 0.1]
 
 
-# ---------------------------------------------------------------------------------------------- text
-
-
 @pytest.mark.parametrize("name", ["brown_lstm", "ende_transformer", "intents_lstm"])
 def test_text_of_packages_is_looked_for_where_the_command_leaves_it(name, monkeypatch):
     folder = name.split("_")[0]
@@ -269,9 +240,6 @@ def test_text_of_packages_is_looked_for_where_the_command_leaves_it(name, monkey
     assert load_shipped(name).dataset.path == f"/data/cloudtrain/{folder}"
     monkeypatch.delenv("XDG_DATA_HOME")
     assert load_shipped(name).dataset.path == f"~/.local/share/cloudtrain/{folder}"
-
-
-# ------------------------------------------------------------------------------------- the small ones
 
 
 def test_synthetic_generates_what_the_phase_takes_at_any_size():

@@ -85,7 +85,6 @@ def test_a_file_that_leads_to_itself_is_refused_with_the_way(write, tmp_path, ba
     ("text", "message"),
     [
         (None, "no such file, expected a YAML configuration"),
-        ("a: 1\n b: 2\n", "line 2: not YAML: "),
         ("a: 1\na: 2\n", "line 1: not YAML: expected every key once, got 'a' twice"),
     ],
 )
@@ -104,8 +103,6 @@ def test_values_are_those_of_yaml_but_for_exponents_and_dates(write):
     assert str(values.pop("h")) == "[1.5, nan]"
     assert values == {"a": 0.001, "b": "2020-01-01", "c": "12e4x", "d": True, "e": "1e3", "f": None, "g": 16}
 
-
-# ------------------------------------------------------------------------------------------ references
 
 REFERENCES = {
     "a value": ({"p": [{"e": 3}], "a": "${p[0].e}", "b": "${p.0.e} of ${a}"}, {"a": 3, "b": "3 of 3"}),

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -26,7 +27,6 @@ WORLDS = (1, 2, 3, 5)
 
 
 def text_of(part: str = "training", **options) -> tuple[DataCache, np.ndarray]:
-    """Return a cache of generated text, and all of its tokens."""
     dataset = make_dataset("synthetic_text", **{**TEXT, **options})
     manifest, source = dataset.manifest(part), getattr(dataset, part)
     lines = [unpack_tokens(line)[0] for line in source.read(manifest, np.arange(len(manifest)))]
@@ -34,7 +34,6 @@ def text_of(part: str = "training", **options) -> tuple[DataCache, np.ndarray]:
 
 
 def batches(cache, order, collation, world_size, epoch=0, start=0):
-    """Return each rank's batches, a list of steps."""
     of_ranks = [
         list(cache.batches(order, collation, rank, world_size, epoch, start=start))
         for rank in range(world_size)
@@ -50,9 +49,6 @@ def sums(numbers, steps):
         )
         for ranks in steps
     ]
-
-
-# ------------------------------------------------------------------------------------------ weights
 
 
 def orders(tokens, kind):
@@ -93,9 +89,6 @@ def test_weights_of_a_row_that_only_pads_are_zero_and_nothing_is_divided_by_zero
     np.testing.assert_array_equal(weights_of(counts[2:], 0, 4), [[0, 0]])
 
 
-# ------------------------------------------------------------------------------------------ perplexity
-
-
 class Bigrams(keras.Model):
     """Logits that depend on the token alone."""
 
@@ -128,22 +121,14 @@ def log_softmax(table):
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
-class SomeConfig:
-    seed, accumulate = 3, 1
-
-
-class SomePhase:
-    sequence_length, batch_size = 7, 2
-
-
 def evaluated(task, model, world_size, **options):
     """Return what each rank finds that a model's test gives."""
     dataset = make_dataset("synthetic_text", **{**TEXT, **options})
     parts = [dataset.manifest(part) for part in ("training", "test")]
 
     def evaluate(comm):
-        samples = Samples(SomeConfig(), dataset, *parts, comm.size)
-        reading = task.inputs(SomePhase(), samples).test
+        samples = Samples(SimpleNamespace(seed=3, accumulate=1), dataset, *parts, comm.size)
+        reading = task.inputs(SimpleNamespace(sequence_length=7, batch_size=2), samples).test
         cache, test = DataCache(dataset.test, manifest=parts[1]), task.evaluation(model, samples)
         found = [
             test.evaluate(cache.batches(reading.order, reading.collation, comm.rank, comm.size, 0), comm)
@@ -195,11 +180,7 @@ def test_a_test_in_which_no_token_is_hidden_gives_nan():
     assert list(map(math.isnan, tested.values.values())) == [True, True]
 
 
-# ------------------------------------------------------------------------------------------ masks
-
-
 def masked(order, share, *, seed=0, epoch=0, world_size=1):
-    """Return the arrays of all batches, and the position of each token, by rows in the order of the text."""
     cache, _ = text_of(samples=400)
     collation = MaskedTokens(order, share, VOCABULARY)
     rows = {}
@@ -264,8 +245,6 @@ def test_the_loss_and_accuracy_are_those_of_hidden_tokens_at_every_world_size():
         assert tested.values["masked_loss"] == pytest.approx(losses.mean(), rel=1e-6)
         assert tested.values["masked_accuracy"] == accuracy
 
-
-# ------------------------------------------------------------------------------------------ runs
 
 COMMON = """
 dataset: {name: synthetic_text, tokens: 25, samples: 300, test_samples: 60, words: 8}
@@ -332,9 +311,6 @@ def test_a_run_goes_on_to_the_bit(tmp_path, text):
     assert_same_weights(whole, again)
 
 
-# ------------------------------------------------------------------------------------------ refusals
-
-
 PHASES = [f"{{epochs: 1, sequence_length: 5, batch_size: {rows}, learning_rate: 0.1}}" for rows in (4, 2)]
 
 
@@ -365,7 +341,7 @@ def test_a_masked_model_needs_a_vocabulary_with_a_mask(tmp_path, monkeypatch):
     for part in ("train", "test"):
         (tmp_path / f"{part}.txt").write_text("a b c d e f g\n" * 20)
     words = [f"dataset={{name: text, path: {tmp_path}, vocabulary: {{size: 11, type: word}}}}"]
-    with pytest.raises(ValueError, match="dataset.vocabulary.mask: expected true"):
+    with refused("dataset.vocabulary.mask: expected true"):
         trained(tmp_path, BERT, *words)
 
 

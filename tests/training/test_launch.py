@@ -11,10 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from typer.testing import CliRunner
 
 from tests.launching import DIGITS, ENVIRONMENT, launch, tail
-from training.commands.main import app
+from tests.training.refusal import invoke, refusal
 from training.process import start_rank
 from training.process.hosts import Ranks, common
 from training.process.launch import TEMPORARY, cloudtrain, command_line, environment_of
@@ -76,21 +75,11 @@ def test_a_host_that_ssh_does_not_reach_ends_the_job_with_a_line_of_it(tmp_path,
 
 
 def test_the_command_line_of_a_program_is_checked_in_one_line_and_help_names_it():
-    def launch(*words):
-        return CliRunner().invoke(app, ["launch", *words])
-
-    for words, said in {
-        ("--",): "cloudtrain: --: expected a program behind it, such as: -- python my.py\n",
-        (
-            DIGITS,
-            "--",
-            "x",
-        ): f"cloudtrain: --: expected nothing of a configuration beside a program, got {DIGITS}\n",
-    }.items():
-        result = launch("-np", "2", *words)
-        assert (result.exit_code, result.stdout, result.stderr) == (2, "", said)
-    assert "-- python my.py" in launch("--help").stdout
-    result = launch("-np", "2")
+    assert refusal("launch", "-np", "2", "--") == "--: expected a program behind it, such as: -- python my.py"
+    expected = f"--: expected nothing of a configuration beside a program, got {DIGITS}"
+    assert refusal("launch", "-np", "2", DIGITS, "--", "x") == expected
+    assert "-- python my.py" in invoke("launch", "--help").stdout
+    result = invoke("launch", "-np", "2")
     assert result.exit_code == 2
     assert "expected a configuration, or a program: -- python my.py" in result.stderr
 
@@ -190,31 +179,8 @@ def started() -> Iterator[tuple["subprocess.Popen[str]", list[psutil.Process]]]:
 
 
 def listening(process: psutil.Process) -> list[str]:
-    """Return the addresses on which a process listens for TCP connections."""
     connections = process.net_connections("tcp")
     return [each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN]
-
-
-def folders_of(below):
-    """Return the temporary folders of a job, shared memory among them, which hold something."""
-    (mpirun,) = [each for each in below if each.name() == "prterun"]
-    folders = [mpirun.environ()[name] for name in TEMPORARY]
-    assert all(map(os.listdir, folders))
-    return folders
-
-
-@pytest.mark.launch
-def test_a_launch_on_one_machine_listens_on_loopback_only_and_when_killed_takes_its_ranks_with_it():
-    with started() as (process, below):
-        addresses = {address for each in below for address in listening(each)}
-        assert addresses <= {"127.0.0.1", "::1"}
-        assert addresses  # mpirun listens
-        folders = folders_of(below)
-        process.kill()
-        assert process.wait(BOUND_SECONDS) == -signal.SIGKILL
-        _, left = psutil.wait_procs(below, timeout=BOUND_SECONDS)
-        assert left == []
-        assert not any(map(os.path.exists, folders))
 
 
 @pytest.mark.launch
@@ -223,45 +189,23 @@ def test_a_launch_on_one_machine_listens_on_loopback_only_and_when_killed_takes_
     [
         (signal.SIGINT, 130, "cloudtrain: interrupted\n"),
         (signal.SIGTERM, 128 + signal.SIGTERM, ""),
+        (signal.SIGKILL, -signal.SIGKILL, ""),
         (None, 128 + signal.SIGKILL, ""),  # mpirun is killed
     ],
 )
-def test_ranks_end_with_their_launch_or_mpirun_and_no_more_is_said_than_that(number, status, said):
+def test_a_launch_on_one_machine_listens_on_loopback_only_and_ends_with_all_that_it_has_started(
+    number, status, said
+):
     with started() as (process, below):
+        addresses = {address for each in below for address in listening(each)}
+        assert addresses <= {"127.0.0.1", "::1"}
+        assert addresses  # mpirun listens
         (mpirun,) = [each for each in below if each.name() == "prterun"]
-        folders = folders_of(below)
+        folders = [mpirun.environ()[name] for name in TEMPORARY]
+        assert all(map(os.listdir, folders))
         mpirun.kill() if number is None else process.send_signal(number)
         out, errors = process.communicate(timeout=BOUND_SECONDS)
         assert (process.returncode, out, errors) == (status, "", said)
         _, left = psutil.wait_procs(below, timeout=BOUND_SECONDS)
         assert left == []
         assert not any(map(os.path.exists, folders))
-
-
-@pytest.mark.large
-@pytest.mark.launch
-def test_an_interrupted_rank_of_training_is_one_line_that_names_it(tmp_path):
-    with subprocess.Popen(
-        [*INTERRUPTIBLE, "cloudtrain", "launch", "-np", "2", DIGITS, "phases.0.epochs=100000"],
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if "loss" in line:  # it is in the middle of steps
-                    break
-            (rank,) = [
-                each
-                for each in psutil.Process(process.pid).children(recursive=True)
-                if each.name() == "cloudtrain" and each.environ()["OMPI_COMM_WORLD_RANK"] == "1"
-            ]
-            rank.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=BOUND_SECONDS)
-        finally:
-            process.terminate()
-    assert errors == f"rank 1 of 2 on {os.uname().nodename} was interrupted\n"
-    assert process.returncode == 130

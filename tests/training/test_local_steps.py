@@ -1,94 +1,39 @@
 """Local steps of real models: replicas of several ranks, one a thread, and whole runs of one rank."""
 
-from itertools import chain
-
 import keras
 import numpy as np
 import pytest
-from keras import layers
 
 from commlib.transport import simulated
 from commlib.tuning.tuner import choose_within
 from tests.extent import more
-from tests.gpu.test_training import batch_of
 from tests.launching import DIGITS
 from tests.training.refusal import refused
-from tests.training.replicas import Replica, replica_of
-from tests.training.small import crash_after, metrics_of, phase, trainer
-from tests.training.stored import newest, save_whole
+from tests.training.replicas import (
+    RATE,
+    check_same,
+    config_of,
+    flat,
+    replica_of,
+    resumed,
+    saved,
+    seen_of,
+    state_of,
+    take,
+    weights_of,
+)
+from tests.training.small import phase, records_of, trainer
 from training.callbacks.stopping import TrainingDiverged
-from training.checkpoint.folders import Checkpoints
-from training.checkpoint.places import Folder
-from training.config.config import ConfigurationError, load, load_with_warnings
-from training.models import MODELS
-from training.models.images import image_input
+from training.config.config import ConfigurationError, load_with_warnings
 from training.receipt import problems
-from training.results import ALL_FRAGMENTS, StepHyperparameters
+from training.results import StepHyperparameters
 from training.run.model import OtherRun
 from training.run.phases import PhaseRun
 
-RATE = 0.1
 DILOCO = "{rate: 0.7, momentum: 0.9, nesterov: true}"
-
-
-def named_layers(channels, classes, *, normalised=False):
-    """Return a small model whose weights have the same names on all ranks."""
-    images, x = image_input(channels, normalised=normalised)
-    x = layers.Flatten(name="flat")(layers.Resizing(4, 4, interpolation="area", name="small")(x))
-    x = layers.Dense(8, activation="relu", name="hidden")(x)
-    x = layers.BatchNormalization(name="norm")(x)
-    return keras.Model(images, layers.Dense(classes, dtype="float32", name="logits")(x))
-
-
-named_layers.smallest_side = 4
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _small_model():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(MODELS, "named_layers", named_layers)
-        yield
-
-
-def config_of(*phases, words=()):
-    """Return a configuration of these phases, each a dictionary of keys."""
-    lists = ", ".join(phase(size=8, batch=8, steps=100, **each) for each in phases)
-    plain = ("model=named_layers", "reducer=dense", "cache={}", "ranks_per_node=null")
-    return load(DIGITS, [f"phases=[{lists}]", *plain, *words])
-
-
-def take(replica, step, *, steps=None, number=0, spoilt=False):
-    """Take one step, numbered from 1, the last of a round where ``steps`` divides it; return the report."""
-    only = replica.config.phases[number]
-    steps = steps or only.local_steps or 1
-    if spoilt:
-        first = replica.variables[0]
-        first.assign(np.full(first.shape, np.nan, np.float32))
-    hyperparameters = StepHyperparameters(RATE, 0.9, *((0, None) if step % steps else (steps, ALL_FRAGMENTS)))
-    batch = batch_of(replica.topology.world.rank, step)
-    return replica.step(replica.backward_of(only), batch, hyperparameters)[1]
-
-
-def weights_of(variables):
-    return np.concatenate([variable.numpy().ravel() for variable in variables])
-
-
-def flat(replica):
-    return weights_of(replica.variables)
-
-
-def state_of(replica):
-    """Return the bits of optimizer, statistics and reducer of a rank."""
-    optimizer = replica.optimizer
-    parts = [optimizer.iterations, *chain(*optimizer.slots), *replica.model.non_trainable_weights]
-    return [each.numpy().tobytes() for each in parts], replica.gradients.exchange.residual.tobytes()
-
-
-def on_ranks(body, world_size=3):
-    return simulated.run(body, world_size)
-
-
-# ------------------------------------------------------------------------------------------ a round
+SAVED = {"local_steps": 4, "local": "rank", "reducer": "{name: hitopk, density: 0.1}", "outer": DILOCO}
+STREAMED = SAVED | {"local_steps": 6, "outer": f"{DILOCO[:-1]}, fragments: 2, delay: 2}}"}
+EAGER = SAVED | {"local_steps": 6, "outer": f"{DILOCO[:-1]}, fragments: 3, delay: 1, update: eager}}"}
 
 
 @pytest.mark.parametrize(("local", "equal_within"), [("node", 2), *more(("rank", 1))])
@@ -102,7 +47,7 @@ def test_replicas_differ_within_a_round_and_all_ranks_agree_at_its_end(local, eq
             seen.append((flat(replica).tobytes(), report.traffic.sent, report.selected))
         return seen
 
-    ranks = on_ranks(body)
+    ranks = simulated.run(body, 3)
     if local == "node":  # the last step of a round has both exchanges
         assert all(rank[2][1].intra > rank[1][1].intra > 0 for rank in ranks[:2])
     for step in range(6):
@@ -134,47 +79,52 @@ def test_local_steps_that_are_plain_training_end_where_it_does(optimizer, keys, 
                 take(replica, step)
         return [flat(replica) for replica in replicas]
 
-    for one, other in on_ranks(body, 2):
+    for one, other in simulated.run(body, 2):
         np.testing.assert_allclose(one, other, rtol=rtol, atol=1e-5)
 
 
-# ------------------------------------------------------------------------------------- rounds that fail
-
-
 @pytest.mark.parametrize(
-    ("local", "precision"), [("node", "float16"), *more(("node", "float32"), ("rank", "float32"))]
+    ("keys", "precision"),
+    [(SAVED, "float16"), (STREAMED, "float32"), *more((EAGER, "float16"), (SAVED, "float32"))],
 )
-def test_a_round_with_a_step_that_is_not_finite_leaves_every_rank_as_it_was(local, precision):
-    keys = {"local_steps": 3, "local": local, "reducer": "{name: hitopk, density: 0.1}", "outer": DILOCO}
-    config = config_of(keys, words=("optimizer={name: adamw}", f"precision={precision}"))
+@pytest.mark.parametrize("local", ["node", *more("rank")])
+def test_a_round_with_a_step_that_is_not_finite_leaves_every_rank_as_it_was(keys, precision, local):
+    words = ("optimizer={name: adamw}", f"precision={precision}")
+    config = config_of(keys | {"local": local}, words=words)
 
     def body(comm):
-        replica = replica_of(comm, config, [2, 1])
+        replica, seen = replica_of(comm, config, [2, 1]), {}
         if replica.scale is not None:
             replica.scale.scale.assign(16.0)  # that of the beginning is too large
-        for step in (1, 2, 3):
-            assert take(replica, step).finite
-        before = flat(replica).tobytes(), state_of(replica), replica.local.rounds.outer.velocity.tobytes()
-        scales = [replica.scale and float(replica.scale.scale.numpy())]
-        finite = []
-        for step in (4, 5, 6):
-            finite.append(take(replica, step, spoilt=(comm.rank, step) == (1, 5)).finite)
+        for step in range(1, 13):
+            fails, delay = (comm.rank, step) == (1, 7), config.phases[0].schedule.delay
+            if fails and not delay:  # its forward pass, too, has no number
+                first = replica.variables[0]
+                first.assign(np.full(first.shape, np.nan, np.float32))
+            report = take(replica, step, spoilt=fails and delay > 0)
+            with replica.common_weights():
+                common = flat(replica).tobytes()
+            velocity = replica.local.rounds.outer.velocity
+            kept = common, state_of(replica), None if velocity is None else velocity.tobytes()
+            scale = replica.scale and float(replica.scale.scale.numpy())
+            seen[step] = report.finite, flat(replica).tobytes(), kept, scale
             for statistics in replica.model.non_trainable_weights:
                 assert np.isfinite(statistics.numpy()).all()
-        after = flat(replica).tobytes(), state_of(replica), replica.local.rounds.outer.velocity.tobytes()
-        scales.append(replica.scale and float(replica.scale.scale.numpy()))
-        assert take(replica, 7).finite
-        assert take(replica, 8).finite
-        return finite, before == after, scales, take(replica, 9).finite, flat(replica).tobytes()
+        return seen
 
-    ranks = on_ranks(body)
+    ranks = simulated.run(body, 3)
     keras.config.set_dtype_policy("float32")
-    for finite, same, scales, again, weights in ranks:
-        assert finite == [True, True, False]
-        assert same
-        assert again
-        assert weights == ranks[0][-1]
-        assert scales[0] is None or scales[1] == scales[0] / 2
+    schedule = config.phases[0].schedule
+    arrivals = [step for step in range(1, 13) if schedule.arrives(step)]
+    # the failed step is 7: what leaves after it, or later, is the next to arrive and is skipped
+    skipped = next(step for step in arrivals if step - schedule.delay >= 7)
+    before = max(step for step in arrivals if step < skipped)
+    for seen in ranks:
+        assert [step for step in seen if not seen[step][0]] == [skipped]
+        assert seen[skipped][1] == seen[skipped][2][0] == ranks[0][skipped][1]  # the common weights
+        assert seen[skipped][2] == seen[before][2]
+        assert seen[12][2][0] == ranks[0][12][2][0]
+        assert seen[before][3] is None or seen[skipped][3] == seen[before][3] / 2
 
 
 def test_a_round_in_which_a_rank_has_failed_is_resumed_as_one(tmp_path, adamw):
@@ -183,24 +133,16 @@ def test_a_round_in_which_a_rank_has_failed_is_resumed_as_one(tmp_path, adamw):
     def train(comm):
         replica = replica_of(comm, adamw)
         for step in range(1, 7):
-            bias = replica.variables[-1]
-            finite = bias.numpy()
-            if (comm.rank, step) == (1, 6):
-                bias.assign(np.full(bias.shape, np.nan, np.float32))
-            take(replica, step)
-            if (comm.rank, step) == (1, 6):  # else the difference would not be finite by itself
-                bias.assign(finite)
+            take(replica, step, spoilt=(comm.rank, step) == (1, 6))
             if step == 4:
-                before = flat(replica).tobytes(), state_of(replica)
-        save_whole(Checkpoints(Folder(tmp_path), comm), 6, replica.shared_state(), replica.own_state())
+                before = seen_of(replica)
+        replica.save(tmp_path, 6)
         return before
 
-    before = on_ranks(train, 2)
-    for expected, (_, seen, finite) in zip(
-        before, on_ranks(lambda comm: resumed(comm, adamw, tmp_path, 8), 2), strict=True
-    ):
-        assert not finite
-        assert seen[8] == expected
+    before = simulated.run(train, 2)
+    again = simulated.run(lambda comm: resumed(comm, adamw, tmp_path, 8), 2)
+    assert [seen[8] for _, seen, *_ in again] == before
+    assert not any(finite for *_, finite, _ in again)
 
 
 def test_a_test_within_a_round_sees_common_weights_and_leaves_the_replica_its_own():
@@ -217,10 +159,7 @@ def test_a_test_within_a_round_sees_common_weights_and_leaves_the_replica_its_ow
         assert tested.tobytes() == common.tobytes() != own.tobytes()
         return own.tobytes() == flat(replica).tobytes()
 
-    assert on_ranks(body, 1) == [True]
-
-
-# ------------------------------------------------------------------------------------- between phases
+    assert simulated.run(body, 1) == [True]
 
 
 def test_the_outer_velocity_goes_on_in_the_next_phase():
@@ -233,7 +172,7 @@ def test_the_outer_velocity_goes_on_in_the_next_phase():
         replica.begin(config.phases[1])
         return before.any() and before.tobytes() == replica.local.rounds.outer.velocity.tobytes()
 
-    assert on_ranks(body, 1) == [True]
+    assert simulated.run(body, 1) == [True]
 
 
 def test_between_gradients_and_differences_what_is_held_back_is_applied_as_what_it_is():
@@ -255,7 +194,7 @@ def test_between_gradients_and_differences_what_is_held_back_is_applied_as_what_
                 assert take(replica, step, number=number).finite
         return seen
 
-    ranks = on_ranks(body)
+    ranks = simulated.run(body, 3)
     for number, rate in enumerate((RATE, 0.5)):  # gradients by the optimizer, differences by the outer one
         mean = np.mean([rank[number][1] for rank in ranks], axis=0, dtype=np.float64)
         assert mean.any()
@@ -283,7 +222,7 @@ def test_after_local_steps_all_ranks_have_the_mean_of_their_optimizers_states():
             take(replica, step, number=1)
         return before, after, flat(replica).tobytes()
 
-    ranks = on_ranks(body, 2)
+    ranks = simulated.run(body, 2)
     expected = np.mean([before for before, *_ in ranks], axis=0, dtype=np.float64)
     assert np.abs(ranks[0][0] - expected).max() > 1e-6
     for _, after, weights in ranks:
@@ -291,33 +230,7 @@ def test_after_local_steps_all_ranks_have_the_mean_of_their_optimizers_states():
         assert weights == ranks[0][-1]
 
 
-# --------------------------------------------------------------------------------------- checkpoints
-
-SAVED = {"local_steps": 4, "local": "rank", "reducer": "{name: hitopk, density: 0.1}", "outer": DILOCO}
 LAST = 10
-
-
-def saved(comm, config, folder):
-    """Train to the last step, with checkpoints after steps 6 and 8; return weights and state by step."""
-    replica, seen = replica_of(comm, config), {}
-    for step in range(1, LAST + 1):
-        take(replica, step)
-        seen[step] = flat(replica).tobytes(), state_of(replica)
-        if step in (6, 8):
-            store = Checkpoints(Folder(folder / str(step)), comm)
-            save_whole(store, step, replica.shared_state(), replica.own_state())
-    return seen
-
-
-def resumed(comm, config, folder, last=LAST, *, spoilt=0):
-    """Go on from a checkpoint; rank 1 spoils step ``spoilt``; return lines, weights and state by step."""
-    replica, checkpoint = replica_of(comm, config), newest(Checkpoints(Folder(folder), comm))
-    lines, seen = replica.restore(checkpoint), {}
-    seen[checkpoint.step] = flat(replica).tobytes(), state_of(replica)
-    for step in range(checkpoint.step + 1, last + 1):
-        report = take(replica, step, spoilt=(comm.rank, step) == (1, spoilt))
-        seen[step] = flat(replica).tobytes(), state_of(replica)
-    return lines, seen, report.finite
 
 
 @pytest.fixture(scope="module")
@@ -333,15 +246,13 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(folder, adamw):
     """Return what the two ranks of a run that did not stop have after each step; its checkpoints stay."""
-    return on_ranks(lambda comm: saved(comm, adamw, folder), 2)
+    return simulated.run(lambda comm: saved(comm, adamw, folder, LAST, (6, 8)), 2)
 
 
 @pytest.mark.parametrize("at", [6, *more(8)])
 def test_ranks_go_on_to_the_bit(whole, folder, adamw, at):
-    again = on_ranks(lambda comm: resumed(comm, adamw, folder / str(at)), 2)
-    for expected, (lines, seen, _) in zip(whole, again, strict=True):
-        assert seen == {step: expected[step] for step in range(at, LAST + 1)}
-        assert lines == []
+    again = simulated.run(lambda comm: resumed(comm, adamw, folder / str(at), LAST), 2)
+    check_same(whole, again, at, LAST)
     assert whole[0][6][0] != whole[1][6][0]  # within a round
     assert whole[0][8][0] == whole[1][8][0]
 
@@ -349,10 +260,10 @@ def test_ranks_go_on_to_the_bit(whole, folder, adamw, at):
 @pytest.mark.parametrize(("at", "lost"), [(6, True), *more((8, False))])
 @pytest.mark.parametrize("world_size", [1, *more(3)])
 def test_other_ranks_begin_with_the_common_weights(whole, folder, adamw, at, lost, world_size):
-    again = on_ranks(lambda comm: resumed(comm, adamw, folder / str(at), 12), world_size)
+    again = simulated.run(lambda comm: resumed(comm, adamw, folder / str(at), 12), world_size)
     line = "local steps: all ranks begin with the optimizer state of rank 0"
     line += ", and the local steps of the round that was under way are lost" * lost
-    for lines, seen, finite in again:
+    for lines, seen, finite, _ in again:
         assert seen[at][0] == whole[0][at - at % 4][0]
         assert line in lines
         assert finite
@@ -361,24 +272,16 @@ def test_other_ranks_begin_with_the_common_weights(whole, folder, adamw, at, los
 
 def test_a_checkpoint_of_local_steps_is_no_checkpoint_of_gradients(tmp_path):
     local, plain = config_of({"local_steps": 2}), config_of({})
-
-    def save(comm):
-        replica = replica_of(comm, local)
-        save_whole(Checkpoints(Folder(tmp_path), comm), 1, replica.shared_state(), replica.own_state())
-
-    simulated.run(save, 1)
+    simulated.run(lambda comm: replica_of(comm, local).save(tmp_path, 1), 1)
     expected = "^local_steps: the checkpoint is of a phase with local_steps: expected a phase without "
     with pytest.raises(OtherRun, match=expected):
-        simulated.run(lambda comm: resumed(comm, plain, tmp_path), 1)
+        simulated.run(lambda comm: resumed(comm, plain, tmp_path, 2), 1)
 
-
-# ---------------------------------------------------------------------------------------- whole runs
 
 EPOCH_STEPS = 1437 // 64
 
 
 def noted(run):
-    """Return lists that get the weights after each step, and those that are tested."""
     after, tested = [], []
     step, evaluate = run.parts.step.take, run.parts.model.evaluation.evaluate
 
@@ -401,39 +304,30 @@ def test_tests_see_common_weights_and_the_last_round_is_shorter(tmp_path):
     run.fit()
     assert EPOCH_STEPS == 22
     assert tested == [after[20 - 1], after[44 - 1], after[47 - 1]]
-    lines = metrics_of(tmp_path)
-    (line,) = [line["reason"] for line in lines if line["kind"] == "local_steps"]
+    (line,) = [line["reason"] for line in records_of(tmp_path, "local_steps")]
     assert line == "phase 1: 5 local steps of each node to an exchange; its last round has 4"
-    (line,) = [line["reason"] for line in lines if line["kind"] == "settle"]
+    (line,) = [line["reason"] for line in records_of(tmp_path, "settle")]
     assert line.startswith("phase 2 ends local steps: what was held back (norm 0 on rank 0) is applied first")
 
 
 def test_digests_are_compared_at_the_first_end_of_a_round_from_when_they_are_due(tmp_path):
     trainer(tmp_path, "digest_every=4", phases=(phase(steps=13, local_steps=3),)).fit()
-    assert [line["steps"] for line in metrics_of(tmp_path) if line["kind"] == "digest"] == [6, 9, 12]
+    assert [line["steps"] for line in records_of(tmp_path, "digest")] == [6, 9, 12]
     (folder,) = (path.parent for path in tmp_path.rglob("metrics.jsonl"))
     assert list(problems(folder)) == []
 
 
-def test_a_run_that_ends_within_a_round_ends_with_the_weights_that_were_tested(tmp_path):
-    words = ("target={metric: top1, at_least: 0.01}",)
-    run = trainer(tmp_path, *words, phases=(phase(epochs=2, local_steps=5),))
-    after, _ = noted(run)
+@pytest.mark.parametrize(
+    "keys", [{"local_steps": 5}, {"local_steps": 6, "outer": "{fragments: 2, delay: 2}"}]
+)
+def test_a_run_that_ends_within_a_round_ends_with_the_weights_that_were_tested(tmp_path, keys):
+    run = trainer(tmp_path, "target={metric: top1, at_least: 0.01}", phases=(phase(epochs=2, **keys),))
+    after, tested = noted(run)
     run.fit()
     assert len(after) == EPOCH_STEPS
-    assert weights_of(run.parts.model.variables).tobytes() == after[20 - 1] != after[-1]
-
-
-def test_a_run_goes_on_to_the_bit_within_a_round(tmp_path):
-    words = ("checkpoints={every_epochs: 1}", "resume=auto", "optimizer={name: adamw}")
-    phases = (phase(epochs=2, local_steps=5, outer=DILOCO),)
-    whole = trainer(tmp_path / "whole", *words, phases=phases)
-    whole.fit()
-    crash_after(trainer(tmp_path / "crashed", *words, phases=phases), 24)  # the checkpoint is of step 22
-    again = trainer(tmp_path / "crashed", *words, phases=phases)
-    again.fit()
-    assert flat(Replica.of(again.parts)).tobytes() == flat(Replica.of(whole.parts)).tobytes()
-    assert again.summary.metrics == whole.summary.metrics
+    weights = weights_of(run.parts.model.variables).tobytes()
+    assert tested == [weights]
+    assert weights != after[-1]
 
 
 def test_a_run_whose_rounds_all_fail_ends(tmp_path):
@@ -443,9 +337,6 @@ def test_a_run_whose_rounds_all_fail_ends(tmp_path):
         run.fit()
     assert run.position.steps == 40
     assert run.phase.result.skipped_steps == 40
-
-
-# --------------------------------------------------------------------------------------------- budgets
 
 
 def with_budget(mbit_per_second, **keys):
@@ -494,11 +385,19 @@ def test_a_phase_that_is_too_short_for_its_budget_is_refused(tmp_path):
         simulated.run(built, 2)
 
 
-# ------------------------------------------------------------------------------------------ bad input
-
-
 WRAPPED = "{name: gtopk, wrappers: [{name: local_clipping, norm: 1.0}]}"
 BUDGET = "{mbit_per_second: 2, step_seconds: 0.5}"
+SECONDS = "phases[0].round_seconds: expected a number above 0, got "
+OUTER = {
+    "{fragments: 4}": "fragments: expected a divisor of the 6 local steps, got 4",
+    "{fragments: 0}": "fragments: expected a whole number from 1, got 0",
+    "{fragments: 2, delay: 3}": "delay: expected fewer steps than the 3 ",
+    "{delay: 6}": "delay: expected fewer steps than the 6 ",
+    "{mixing: 0.5}": "mixing: expected none where delay is 0, got 0.5",
+    "{delay: 1, mixing: 1}": "mixing: expected a number in [0, 1), got 1",
+    "{delay: 1, update: eager, mixing: 0.5}": "mixing: expected none where update is eager",
+    "{update: eager}": "update: expected mixed where delay is 0, got eager",
+}
 
 
 @pytest.mark.parametrize(
@@ -515,6 +414,9 @@ BUDGET = "{mbit_per_second: 2, step_seconds: 0.5}"
         ({"local_steps": 2}, ("sparse_tables=true",), "sparse_tables: "),
         ({"local_steps": 2}, ("average=0.9",), "average: expected none, "),
         ({"local_steps": 2, "reducer": WRAPPED}, (), "local_steps=2"),
+        *(({"local_steps": 6, "outer": each}, (), f"phases[0].outer.{OUTER[each]}") for each in OUTER),
+        ({"round_seconds": 2}, (), "phases[0].round_seconds: expected none without local_steps, got one"),
+        *(({"local_steps": 4, "round_seconds": each}, (), SECONDS) for each in (0, -1.5, "soon", ".nan")),
     ],
 )
 def test_what_does_not_go_with_local_steps_is_refused_in_one_line(keys, words, expected):

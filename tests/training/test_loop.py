@@ -1,7 +1,6 @@
 """What a run does with its phases, its tests and its target; and what keeps one from beginning."""
 
 import json
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,7 +12,8 @@ from commlib import Topology, transport
 from commlib.errors import UseAfterClose
 from datacache import Arrays
 from tests.training.refusal import refused
-from tests.training.small import RATE, metrics_of, phase, records_of, trainer
+from tests.training.small import RATE, before_steps, metrics_of, phase, records_of, trainer
+from tests.training.test_stages import Clock
 from tests.training.test_summary import epoch as epoch_result
 from training.callbacks.files import DawnBench
 from training.callbacks.stopping import TrainingDiverged
@@ -28,7 +28,6 @@ GTOPK = "{name: gtopk, density: 0.01}"
 
 
 def noted_paces(run):
-    """Return a list that gets learning rate and momentum of the optimizer at every update."""
     paces, optimizer = [], run.parts.optimizer.optimizer
     update = run.parts.optimizer._update
 
@@ -38,9 +37,6 @@ def noted_paces(run):
 
     run.parts.optimizer._update = note
     return paces
-
-
-# -------------------------------------------------------------------------------------- schedules
 
 
 def test_every_step_is_taken_at_the_rate_and_momentum_of_its_phase(tmp_path):
@@ -68,8 +64,6 @@ def test_a_phase_may_have_momentum_where_the_optimizer_has_none(tmp_path):
     paces = noted_paces(run)
     run.fit()
     assert [momentum for _, momentum in paces] == pytest.approx([0.8, 0.8, 0, 0])
-    run = trainer(tmp_path, "optimizer={name: sgd, momentum: 0}")
-    assert run.fit().tested == 360
 
 
 def test_densities_begin_high_and_are_the_phases_own_in_the_end(tmp_path):
@@ -77,30 +71,21 @@ def test_densities_begin_high_and_are_the_phases_own_in_the_end(tmp_path):
     cut = phase(epochs=1, batch=400, reducer=GTOPK, density_warmup="{start: 0.25, epochs: 1}")
     again = phase(epochs=1, batch=400, reducer=GTOPK)
     run = trainer(tmp_path, phases=(warmup, cut, again))
-    step, densities = run.parts.step.take, []
-
-    def noted(*args):
-        densities.append(run.parts.exchange.gradients.exchange.density)
-        return step(*args)
-
-    run.parts.step.take = noted
+    densities = []
+    before_steps(run, lambda *_: densities.append(run.parts.exchange.gradients.exchange.density))
     run.fit()
     assert densities[::3] == pytest.approx([0.25, 0.05, 0.01, 0.25, 0.01])
-
-
-# ----------------------------------------------------------------------------- phases and their tests
 
 
 def test_phases_in_steps_end_in_the_middle_of_an_epoch_and_the_next_begins_another(tmp_path):
     phases = (phase(steps=EPOCH_STEPS + 3), phase(steps=2, size=6), phase(epochs=1))
     run = trainer(tmp_path, phases=phases)
-    read, step = [], run.parts.step.take
+    read = []
 
-    def noted(backward, batch, hyperparameters):
+    def note(backward, batch, hyperparameters):
         read.append((run.position.run_epoch, batch.images.shape[1], batch.ids.tolist()))
-        return step(backward, batch, hyperparameters)
 
-    run.parts.step.take = noted
+    before_steps(run, note)
     run.fit()
     lengths = [EPOCH_STEPS, 3, 2, EPOCH_STEPS]
     assert [epoch for epoch, _, _ in read] == [
@@ -134,11 +119,11 @@ def test_the_lines_of_a_run_tell_what_happened(tmp_path):
         *("run", "prepare", "step", "epoch", "stall", "epoch", "cache", "summary")
     ]
     by_kind = {line["kind"]: line for line in lines}
-    checkpoints = [line for line in lines if line["kind"] == "checkpoint"]
+    checkpoints = records_of(tmp_path, "checkpoint")
     assert [line["steps"] for line in checkpoints] == [5, 10, 12, 15]
     for line in checkpoints:  # written in the background
         assert line["copy_seconds"] > 0
-        assert line["write_seconds"] > line["wait_seconds"] >= 0
+        assert min(line["write_seconds"], line["wait_seconds"]) >= 0
     stall = by_kind["stall"]["stall_seconds"]
     assert by_kind["stall"]["phase"] == 1
     assert [each.stall_seconds for each in summary.phases] == [None, stall]
@@ -156,9 +141,11 @@ def test_a_run_closes_the_communicator_that_it_has_made(tmp_path):
 
 def test_a_boundary_that_takes_long_is_measured_as_long(tmp_path):
     run = trainer(tmp_path, phases=(phase(steps=3), phase(steps=3)))
-    begin = run.parts.step.begin
-    run.parts.step.begin = lambda phase: time.sleep(0.3) or begin(phase)
-    assert run.fit().phases[1].stall_seconds > 0.27  # but for a step, which is much shorter
+    clock = Clock()
+    run.topology.world.now = clock
+    run.parts.step.begin = clock.taking(5, run.parts.step.begin)
+    run.parts.step.take = clock.taking(1, run.parts.step.take)
+    assert run.fit().phases[1].stall_seconds == 5  # from which a step is subtracted
 
 
 def test_the_average_of_the_weights_is_tested_and_saved(tmp_path):
@@ -197,7 +184,8 @@ def test_steps_that_are_not_finite_are_counted_and_too_many_end_the_run(tmp_path
 
     run.parts.exchange.gradients.submit_inputs = spoiled
     before = [variable.numpy() for variable in run.parts.model.variables]
-    with pytest.raises(TrainingDiverged, match="20 steps in a row had a NaN or an infinity"):
+    said = "20 steps in a row had a NaN or an infinity .* the learning rate is 0.1: try a smaller one"
+    with pytest.raises(TrainingDiverged, match=said):
         run.fit()
     assert run.position.steps == 22  # the first one was not in that row
     assert run.summary.phases[0].skipped_steps == 21
@@ -205,8 +193,6 @@ def test_steps_that_are_not_finite_are_counted_and_too_many_end_the_run(tmp_path
         assert np.isfinite(variable.numpy()).all()
         assert (variable.numpy() != value).any()
 
-
-# ------------------------------------------------------------------------------ target and DAWNBench
 
 TARGET = "target={metric: top5, at_least: 0.6}"
 ENTRY = "dawnbench={author: Somebody, author_email: a@b.c, code_url: 'https://x', cost_per_hour: 1.5}"
@@ -235,7 +221,7 @@ def test_a_target_ends_the_run_and_is_told_as_dawnbench_wants_it(tmp_path, capsy
 
     about = json.loads((folder / "dawnbench.json").read_text())
     assert (about["author"], about["authorEmail"], about["codeURL"]) == ("Somebody", "a@b.c", "https://x")
-    assert (about["costPerHour"], about["model"]) == (1.5, "linear")
+    assert (about["costPerHour"], about["model"]) == (1.5, "tests.training.small:linear")
     assert about["hardware"].startswith("1 rank on ")
     assert about["misc"]["config"]["target"] == {"metric": "top5", "at_least": 0.6}
 
@@ -256,9 +242,6 @@ def test_an_epoch_that_is_trained_again_has_one_line(tmp_path):
         "1\t0.01\t25\t75",
         "2\t0.01\t50\t75",
     ]
-
-
-# ------------------------------------------------------------------- what keeps a run from beginning
 
 
 @pytest.mark.parametrize(

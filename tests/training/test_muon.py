@@ -3,34 +3,15 @@
 import numpy as np
 import pytest
 
+from commlib.transport import simulated
 from tests.extent import more
 from tests.training.refusal import refused
-from tests.training.replicas import replica_of
+from tests.training.replicas import check_same, config_of, flat, replica_of, resumed, saved, take
 from tests.training.small import phase, records_of, trainer
-from tests.training.test_local_steps import (
-    DILOCO,
-    LAST,
-    SAVED,
-    config_of,
-    flat,
-    on_ranks,
-    resumed,
-    saved,
-    take,
-)
+from tests.training.test_local_steps import DILOCO, LAST, SAVED
 from training.config.config import ConfigurationError
-from training.models import MODELS
 
 MUON = "optimizer={name: muon, weight_decay: 0.1}"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _small_model():
-    from tests.training.test_local_steps import named_layers
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(MODELS, "named_layers", named_layers)
-        yield
 
 
 def slots_of(replica):
@@ -49,7 +30,7 @@ def test_replicas_take_muon_s_steps_alone_and_agree_at_the_end_of_a_round(precis
             seen.append((flat(replica), report.traffic.sent.inter, replica.parts.optimizer.lines()))
         return seen, slots_of(replica)
 
-    ranks = on_ranks(body)
+    ranks = simulated.run(body, 3)
     for step in range(6):
         weights = [seen[step][0].tobytes() for seen, _ in ranks]
         ends = step in (2, 5)
@@ -73,11 +54,9 @@ def test_replicas_take_muon_s_steps_alone_and_agree_at_the_end_of_a_round(precis
 )
 def test_ranks_go_on_to_the_bit(tmp_path, keys, words):
     config = config_of(keys, words=(MUON, *words))
-    whole = on_ranks(lambda comm: saved(comm, config, tmp_path), 2)
-    again = on_ranks(lambda comm: resumed(comm, config, tmp_path / "6"), 2)
-    for expected, (lines, seen, _) in zip(whole, again, strict=True):
-        assert seen == {step: expected[step] for step in range(6, LAST + 1)}
-        assert lines == []
+    whole = simulated.run(lambda comm: saved(comm, config, tmp_path, LAST, (6,)), 2)
+    again = simulated.run(lambda comm: resumed(comm, config, tmp_path / "6", LAST), 2)
+    check_same(whole, again, 6, LAST)
 
 
 def test_work_that_ranks_share_gives_all_ranks_the_weights_that_each_would_compute():
@@ -90,7 +69,7 @@ def test_work_that_ranks_share_gives_all_ranks_the_weights_that_each_would_compu
                 take(replica, step)
             return flat(replica), slots_of(replica), replica.parts.optimizer.lines()
 
-        ranks = on_ranks(body, 2)
+        ranks = simulated.run(body, 2)
         assert len({weights.tobytes() for weights, _, _ in ranks}) == 1
         return ranks[0]
 

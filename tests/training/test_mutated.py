@@ -8,16 +8,14 @@ import random
 import shutil
 import subprocess
 from contextlib import contextmanager
-from dataclasses import asdict
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from xxhash import xxh3_128, xxh3_128_hexdigest
+from xxhash import xxh3_128_hexdigest
 
 from tests.extent import ALL
-from tests.training.stored import newest, save_whole
-from tests.training.test_checkpoints import COMPLETE, OWN, SHARED, own_tree, same, shared_tree
-from training.checkpoint import serialization
+from tests.training.stored import COMPLETE, OWN, SHARED, manifest_of, newest, save_whole, write_manifest
+from tests.training.test_checkpoints import own_tree, same, shared_tree
 from training.checkpoint.folders import Checkpoints
 from training.checkpoint.places import Folder
 
@@ -71,27 +69,17 @@ def mutate_header(content: bytes, chance: random.Random) -> bytes:
     return len(text).to_bytes(8, "little") + text + content[8 + length :]
 
 
-def sign(folder, name):
-    """Give the manifest the length and digest of a file as it is now, as another program would."""
-    body = json.loads((folder / COMPLETE).read_bytes().split(b"\n")[0])
-    content = (folder / name).read_bytes()
-    body["files"][name] = asdict(serialization.Written(len(content), xxh3_128(content).hexdigest()))
-    write_manifest(folder, json.dumps(body).encode())
-
-
-def write_manifest(folder, body):
-    (folder / COMPLETE).write_bytes(body + b"\n" + f"{xxh3_128_hexdigest(body)}\n".encode())
-
-
 def mutate(folder, chance):
     """Change one file of a checkpoint, and all digests with it."""
     name = chance.choice([COMPLETE, SHARED, OWN.format(0)])
-    content = (folder / name).read_bytes()
+    manifest = manifest_of(folder)
     if name == COMPLETE:
-        write_manifest(folder, json.dumps(changed(json.loads(content.split(b"\n")[0]), chance)).encode())
+        manifest = changed(manifest, chance)
     else:
-        (folder / name).write_bytes(mutate_header(content, chance))
-        sign(folder, name)
+        content = mutate_header((folder / name).read_bytes(), chance)
+        (folder / name).write_bytes(content)
+        manifest["files"][name] = {"bytes": len(content), "digest": xxh3_128_hexdigest(content)}
+    write_manifest(folder, json.dumps(manifest))
 
 
 def test_mutated_checkpoints_are_left_out_or_whole_and_nothing_is_executed(

@@ -5,8 +5,7 @@ import pytest
 from commlib.transport import simulated
 from tests.extent import more
 from tests.gpu.test_training import LARS, config_of, learned, two_layers
-from tests.training.small import trainer
-from training.config.config import ConfigurationError
+from tests.training.replicas import replica_of
 from training.datasets import make_dataset
 from training.models import MODELS
 
@@ -28,7 +27,6 @@ def _small_model(monkeypatch):
 
 
 def trained(*words, reducers=("hitopk", "dense"), world_size=3, spoil=None):
-    """What every rank sees in two phases of three steps."""
     dataset, config = make_dataset("digits"), config_of(*words, reducers=reducers)
     return simulated.run(lambda comm: learned(comm, config, dataset, spoil), world_size)
 
@@ -49,13 +47,9 @@ def test_a_step_that_is_not_finite_in_one_bucket_of_one_rank_changes_no_weight()
     assert [entry[0] for entry in overlapped[0][0][:3]] == [True, False, False]
 
 
-def test_with_a_gradient_in_parts_the_buckets_are_reduced_after_the_last_one(tmp_path):
-    run = trainer(tmp_path, "bucket_mib=0.0001", "accumulate=2")
-    assert not run.parts.exchange.gradients.overlaps
-    assert run.parts.exchange.lines() == []  # one rank has no buckets
+def test_with_a_gradient_in_parts_the_buckets_are_reduced_after_the_last_one():
+    def overlaps(comm, *words):
+        return replica_of(comm, config_of(BUCKETS, *words), 2).gradients.overlaps
 
-
-@pytest.mark.parametrize("size", [0, -1, "much"])
-def test_a_size_of_buckets_that_is_none_is_refused(tmp_path, size):
-    with pytest.raises(ConfigurationError, match=f"bucket_mib: expected a number above 0, got .*{size}"):
-        trainer(tmp_path, f"bucket_mib={size}")
+    assert simulated.run(overlaps, 2) == [True] * 2
+    assert simulated.run(lambda comm: overlaps(comm, "accumulate=2"), 2) == [False] * 2

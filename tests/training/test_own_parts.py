@@ -1,6 +1,5 @@
 """Reducer, model, data set, callback and task from outside the package, as docs/own_parts.md shows them."""
 
-import json
 import re
 import shutil
 import sys
@@ -10,9 +9,9 @@ import numpy as np
 import pytest
 
 from commlib import Topology, make_reducer, transport
-from tests.launching import ROOT, errors, run, tail
+from tests.launching import ROOT
 from tests.training.refusal import refused
-from tests.training.small import assert_same_weights
+from tests.training.small import assert_same_weights, records_of
 from training import Trainer
 from training.commands.train import train
 from training.commands.tune import _cases
@@ -127,13 +126,6 @@ def test_parts_of_a_reducer_lose_nothing(folder):
     np.testing.assert_allclose(3 * totals[0] + sum(residuals), sum(given), atol=1e-4)
 
 
-def test_a_wrong_path_ends_the_command_with_one_line_and_status_2(folder):
-    result = run("cloudtrain", "train", "my.yaml", "model=my_package.modles:build", cwd=folder)
-    assert result.returncode == 2, tail(result)
-    assert errors(result).startswith('cloudtrain: model: model "my_package.modles:build": there is no module')
-    assert len(errors(result).splitlines()) == 1
-
-
 def test_an_entry_point_is_a_name(folder, monkeypatch):
     about = folder / "my_package-1.0.dist-info"
     about.mkdir()
@@ -164,21 +156,11 @@ def test_tune_measures_the_gradient_of_the_model(folder):
     assert [(case.size, case.density) for case in cases] == [(weights, 0.01)]
 
 
-@pytest.mark.parametrize(("name", "most"), [("callbacks", 30), ("tasks", 60)])
-def test_parts_of_the_page_are_short(name, most):
-    (text,) = re.findall(rf"(?ms)^```python\n# my_package/{name}\.py\n(.*?)^```$", PAGE)
-    assert len(text.splitlines()) < most
-
-
-# ----------------------------------------------------------------------------------------- a callback
-
-
 def test_a_callback_reports_what_it_sees_and_goes_on_after_a_resumption(folder, capsys):
     keras.utils.clear_session()
     words = ["callbacks.0.factor=0.01", "model.width=1", "phases.0.epochs=1"]  # every loss is above that
     Trainer(load("my.yaml", words)).fit()
-    lines = [json.loads(line) for line in next(folder.glob("runs/*/metrics.jsonl")).read_text().splitlines()]
-    spikes = [line for line in lines if line["kind"] == "spike"]
+    spikes = records_of(folder / "runs", "spike")
     assert [line["steps"] for line in spikes] == list(range(2, 17))
     assert f"the loss jumped to {spikes[0]['loss']:.3f} in step 2" in capsys.readouterr().out
     (run_folder,) = (folder / "runs").iterdir()
@@ -186,11 +168,7 @@ def test_a_callback_reports_what_it_sees_and_goes_on_after_a_resumption(folder, 
     (run_folder / "summary.json").unlink()
     keras.utils.clear_session()
     Trainer(load("my.yaml", [*words, "resume=auto"])).fit()
-    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
-    assert [line["steps"] for line in lines if line["kind"] == "spike"][15:] == [16]  # the mean was there
-
-
-# --------------------------------------------------------------------------------------------- a task
+    assert [line["steps"] for line in records_of(folder / "runs", "spike")][15:] == [16]  # the mean was there
 
 
 def test_data_that_do_not_fit_a_task_are_one_line(folder):
@@ -211,8 +189,7 @@ def fit(*words):
 def test_a_task_reaches_its_target_and_goes_on_to_the_bit(folder, capsys):
     run, summary = fit("target=null")
     assert summary.tested == 50
-    lines = [json.loads(line) for line in next(folder.glob("runs/*/metrics.jsonl")).read_text().splitlines()]
-    errors = [line["error"] for line in lines if line["kind"] == "epoch"]
+    errors = [line["error"] for line in records_of(folder / "runs", "epoch")]
     assert errors[-1] == summary.metrics["error"] == summary.best == min(errors) < errors[0]
     test = run.data.dataset.test
     manifest = test.scan()

@@ -11,17 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from training.commands.main import app
+from tests.training.refusal import invoke, refusal
 from training.packages import fetch
 from training.packages.corpora import brown, genres, spam
 from training.packages.ende import ende
 from training.packages.intents import intents
-
-
-def cloudtrain(*words: str):
-    return CliRunner().invoke(app, words)
 
 
 def archive(path: Path, files: dict[str, str]) -> Path:
@@ -155,8 +150,6 @@ def test_parts_share_no_sentence_that_differs_in_numbers_only(tmp_path):
 
 @pytest.fixture
 def npm(tmp_path, monkeypatch):
-    """Return a function that makes the only npm a shell script."""
-
     def make(script: str) -> None:
         (tmp_path / "bin").mkdir()
         (tmp_path / "bin" / "npm").write_text(f"#!/bin/bash\n{script}\n")
@@ -188,9 +181,7 @@ def npm(tmp_path, monkeypatch):
 def test_what_cannot_be_fetched_is_one_line(npm, tmp_path, script, name, line):
     if script is not None:
         npm(script)
-    result = cloudtrain("data", name)
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"cloudtrain: data: {line}") and result.stderr.count("\n") == 1
+    assert refusal("data", name).startswith(f"data: {line}")
     assert not (tmp_path / "data").exists()
 
 
@@ -202,7 +193,7 @@ def test_the_text_of_a_checked_package_is_left_where_configurations_expect_it(np
     folder = tmp_path / "data" / "cloudtrain" / "brown"
     folder.mkdir(parents=True)
     (folder / "train.txt").write_text("old")
-    result = cloudtrain("data", "brown")
+    result = invoke("data", "brown")
     assert result.exit_code == 0, result.stderr
     assert result.stdout.splitlines()[-1] == f"brown is in {folder}"
     assert sorted(os.listdir(folder)) == ["test.txt", "train.txt"]

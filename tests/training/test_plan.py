@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from benchmarks.memory import dense_vectors, traced
 from benchmarks.shapes import resnet50
@@ -19,9 +18,8 @@ from datacache import CacheDirs
 from datacache.capacity import store_bytes
 from tests.launching import DIGITS, ROOT
 from tests.test_tuner import SPEEDS
-from tests.training.refusal import refused
+from tests.training.refusal import invoke, refusal, refused
 from training.commands import plan as command
-from training.commands.main import app
 from training.config.config import load
 from training.config.schema import ConfigurationError
 from training.plan import simulation
@@ -52,14 +50,12 @@ throughput:
 
 @pytest.fixture
 def cluster(tmp_path):
-    """Return the path of a small cluster's file."""
     path = tmp_path / "small.yaml"
     path.write_text(SMALL)
     return str(path)
 
 
 def planned(words=(), *, cluster=None, ranks=None, sizes=(1000,), epochs=None, config=DIGITS, listing=None):
-    """Return the plan of a configuration whose gradient and epochs are given."""
     given = load_countable(str(config), [*ALONE, *words])[0].config
     site = site_of(given, cluster, ranks)
     epochs = epochs or [Epoch(10, 64, "samples")] * len(given.phases)
@@ -67,18 +63,10 @@ def planned(words=(), *, cluster=None, ranks=None, sizes=(1000,), epochs=None, c
     return make_plan(given, site, listed, Weights([(size,) for size in sizes]))
 
 
-def refused_plan(capsys, *words, **options):
-    """Return the line with which the command refuses a plan."""
-    given = {"cluster": None, "ranks": None, "simulate": None, "as_json": False, **options}
-    with pytest.raises(SystemExit) as ended:
-        command.plan(*given.pop("config", [DIGITS]), [*ALONE, *words], **given)
-    printed = capsys.readouterr()
-    assert (ended.value.code, printed.out) == (2, "")
-    (line,) = printed.err.splitlines()
-    return line.removeprefix("cloudtrain: ")
-
-
-# ------------------------------------------------------------- the papers' table
+@pytest.fixture
+def small_model(monkeypatch):
+    """Let the model of any configuration have 1000 weights, unless a test says otherwise."""
+    monkeypatch.setattr(command, "weights_of", lambda config, dataset: Weights([(1000,)]))
 
 
 def table_3():
@@ -109,9 +97,6 @@ def test_the_efficiencies_of_table_3_are_those_of_docs_validation(training, sche
         epochs=[Epoch(39, 128 * 256, "samples")],
     ).phases
     assert (f"{found.per_second:,.0f}", f"{found.efficiency:.1%}") == (throughput, efficiency)
-
-
-# ------------------------------------------------------------- closed forms by hand
 
 
 def test_a_dense_phase_on_two_nodes_of_two(cluster):
@@ -207,9 +192,6 @@ def test_bytes_of_reducers_whose_traffic_is_a_bound_are_about_those_that_they_se
     assert max(each.inter for each in expected) == pytest.approx(max(found), rel=0.25)
 
 
-# ------------------------------------------------------------- memory
-
-
 @pytest.mark.parametrize(
     ("words", "weights", "optimizer"),
     [
@@ -277,9 +259,6 @@ def test_what_reducers_keep_is_estimated_within_a_factor_of_1_4(name, own, densi
     assert found / 1.4 < estimate < found * 1.4
 
 
-# ------------------------------------------------------------- clusters
-
-
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
 def test_clusters_that_ship_load_by_name(path):
     assert load_cluster(path.stem).ranks > 1
@@ -313,9 +292,6 @@ def test_a_wrong_cluster_file_is_refused_in_one_line(tmp_path, changed, line):
 
 def test_fewer_ranks_fill_node_after_node(cluster):
     assert site_of(load(DIGITS, ALONE), cluster, 3).nodes == [[0, 1], [2]]
-
-
-# ------------------------------------------------------------- profiles, and neither
 
 
 def profile_at(path, processor="2 cores of a processor"):
@@ -374,9 +350,6 @@ def test_one_rank_exchanges_nothing():
     assert plan.phases[0].auto == "dense: one rank has no other to exchange with"
 
 
-# ------------------------------------------------------------- samples
-
-
 def test_steps_and_cache_are_those_of_the_list_of_samples(tmp_path):
     cache = f"cache={{disk: {tmp_path / 'disk'}, memory: {tmp_path / 'shm'}}}"
     config = load(DIGITS, ["ranks_per_node=null", cache])
@@ -411,31 +384,26 @@ def test_the_weights_are_those_of_the_model():
     assert found.size + found.others == model.count_params()
 
 
-# ------------------------------------------------------------- refusals
-
-
-def test_a_reducer_that_cannot_be_on_the_simulated_ranks_is_refused(capsys, monkeypatch):
-    monkeypatch.setattr(command, "weights_of", lambda config, dataset: Weights([(1000,)]))
-    line = refused_plan(capsys, "phases.0.reducer={name: spardl, teams: 4}", ranks=8, simulate=6)
-    assert line.startswith("teams: expected a divisor of the 6 ranks, got 4")
-
-
+@pytest.mark.usefixtures("small_model")
 @pytest.mark.parametrize(
-    ("words", "options", "line"),
+    ("words", "line"),
     [
-        (["phases.0.batch_size=400"], {"ranks": 4}, "phases[0].batch_size: expected at most the 1437 "),
-        (["cache.shards=3"], {"ranks": 4}, "cache.shards: expected a divisor of the 64 samples"),
-        ([f"phases.0.learning_rate={LONG_WARMUP}"], {}, "phases[0].learning_rate"),
-        (["reducer=auto"], {"ranks": 4}, "phases[0].reducer: expected a name, --cluster or a profile"),
-        ([], {"cluster": "tencent_v100", "ranks": 129}, "-np: expected at most the 128 ranks"),
-        ([], {"cluster": "tencent"}, "expected a YAML file or the name of one that ships"),
-        (["ranks_per_node=4"], {"cluster": "tencent_v100"}, "ranks_per_node: expected 8 as on the nodes of "),
-        (["profile=/no/such.json"], {}, "/no/such.json: no such profile"),
+        (["phases.0.batch_size=400", "-np", "4"], "phases[0].batch_size: expected at most the 1437 "),
+        (["cache.shards=3", "-np", "4"], "cache.shards: expected a divisor of the 64 samples"),
+        ([f"phases.0.learning_rate={LONG_WARMUP}"], "phases[0].learning_rate"),
+        (["reducer=auto", "-np", "4"], "phases[0].reducer: expected a name, --cluster or a profile"),
+        (["--cluster", "tencent_v100", "-np", "129"], "-np: expected at most the 128 ranks"),
+        (["--cluster", "tencent"], "expected a YAML file or the name of one that ships"),
+        (["ranks_per_node=4", "--cluster", "tencent_v100"], "ranks_per_node: expected 8 as on the nodes of "),
+        (["profile=/no/such.json"], "/no/such.json: no such profile"),
+        (
+            ["phases.0.reducer={name: spardl, teams: 4}", "-np", "8", "--simulate", "6"],
+            "teams: expected a divisor of the 6 ranks, got 4",
+        ),
     ],
 )
-def test_a_run_that_cannot_be_is_refused_in_one_line(capsys, monkeypatch, words, options, line):
-    monkeypatch.setattr(command, "weights_of", lambda config, dataset: Weights([(1000,)]))
-    assert refused_plan(capsys, *words, **options).startswith(line)
+def test_a_run_that_cannot_be_is_refused_in_one_line(words, line):
+    assert refusal("plan", DIGITS, *ALONE, *words).startswith(line)
 
 
 def test_a_node_without_room_is_refused(cluster):
@@ -460,9 +428,6 @@ def test_a_model_too_large_for_a_gpu_is_refused(tmp_path):
     check_room(planned(cluster=str(path), sizes=[15_000_000]))  # not in the node's memory
 
 
-# ------------------------------------------------------------- simulated ranks
-
-
 def test_the_reducers_own_code_takes_as_long_as_the_closed_form(cluster):
     words = ["reducer={name: oktopk, density: 0.02}"]
     sparse, dense = simulations(planned(words, cluster=cluster, sizes=[20_000]), ranks=8)
@@ -485,19 +450,16 @@ def test_a_gradient_that_does_not_fit_is_cut_and_too_many_messages_take_fewer_ra
     assert 8 * 8 * found.size <= 400_000 < 8 * 8 * found.size / 0.9
 
 
-# ------------------------------------------------------------- what is printed
-
-
-def run(monkeypatch, *words, weights=None):
-    monkeypatch.setattr(command, "weights_of", lambda config, dataset: weights or Weights([(1000,)]))
-    result = CliRunner().invoke(app, ["plan", *words])
+def printed(*words):
+    result = invoke("plan", *words)
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
-def test_json_is_one_object_with_the_numbers_of_the_tables(monkeypatch, cluster):
+@pytest.mark.usefixtures("small_model")
+def test_json_is_one_object_with_the_numbers_of_the_tables(cluster):
     words = ["digits", "ranks_per_node=null", "cache={}", "--cluster", cluster]
-    record = json.loads(run(monkeypatch, *words, "--json", "--simulate", "4"))
+    record = json.loads(printed(*words, "--json", "--simulate", "4"))
     assert (record["ranks"], record["ranks_of_nodes"], record["weights"]) == (4, [2, 2], 1000)
     assert [phase["steps"] for phase in record["phases"]] == [22 * 12, 22 * 8]
     assert record["phases"][0]["slow_bytes"] == 80
@@ -507,16 +469,16 @@ def test_json_is_one_object_with_the_numbers_of_the_tables(monkeypatch, cluster)
     assert record["total"]["cost"] == pytest.approx(2 * 3 * record["total"]["seconds"] / 3600)
     assert record["total"]["seconds"] == pytest.approx(sum(each["seconds"] for each in record["phases"]))
     assert [each["reducer"] for each in record["simulated"]] == ["hitopk", "dense"]
-    printed = run(monkeypatch, *words)
-    assert "264     12 64 samples" in printed
-    assert f"{record['total']['cost']:,.2f} for 2 nodes" in printed
+    shown = printed(*words)
+    assert "264     12 64 samples" in shown
+    assert f"{record['total']['cost']:,.2f} for 2 nodes" in shown
 
 
 def test_the_page_shows_what_is_printed(monkeypatch):
     shown = re.search(r"^\$ cloudtrain plan ([^\n]*)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    weights = Weights(resnet50(), 53_120)
-    printed = run(monkeypatch, *shown[1].split(), weights=weights)
-    assert [line.rstrip() for line in printed.splitlines()] == shown[2].splitlines()
+    monkeypatch.setattr(command, "weights_of", lambda config, dataset: Weights(resnet50(), 53_120))
+    lines = printed(*shown[1].split()).splitlines()
+    assert [line.rstrip() for line in lines] == shown[2].splitlines()
 
 
 def test_the_clusters_of_the_page_load(tmp_path):

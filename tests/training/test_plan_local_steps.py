@@ -5,10 +5,9 @@ import re
 import pytest
 
 from tests.launching import ROOT
-from tests.training.refusal import refused
 from tests.training.test_plan import cluster as small_cluster
-from tests.training.test_plan import planned
-from tests.training.test_plan import run as printed
+from tests.training.test_plan import planned, printed
+from training.commands import plan
 from training.plan.memory import Weights
 from training.plan.samples import Epoch
 
@@ -87,8 +86,8 @@ def test_the_plan_shows_fragments_their_bytes_and_whether_a_delay_hides_them(clu
     words = ["digits", f"phases=[{listed}]", "model=resnet8", "reducer=dense", "ranks_per_node=null"]
 
     def shown(*shape):
-        weights = Weights([shape, (10,)])
-        return printed(monkeypatch, *words, "cache={}", "--cluster", cluster, weights=weights)
+        monkeypatch.setattr(plan, "weights_of", lambda config, dataset: Weights([shape, (10,)]))
+        return printed(*words, "cache={}", "--cluster", cluster)
 
     text = shown(10, 100)
     rows = [line.split()[-1] for line in text.splitlines() if line[:1] in ("1", "2")]
@@ -123,13 +122,6 @@ def test_a_phase_without_local_steps_has_the_buckets_of_the_fragments_of_others(
     assert every.computing < every.step < every.computing + every.messages
 
 
-def test_more_fragments_than_variables_are_refused(cluster):
-    with refused(
-        "phases[0].outer.fragments: expected at most the 1 variables of the model, got 2", ValueError
-    ):
-        of_phases(cluster, "local_steps: 4, outer: {fragments: 2}")
-
-
 def test_on_one_node_the_replica_is_all_ranks():
     (phase,) = of_phases(None, "local_steps: 5")
     assert phase.slow_bytes == round(phase.dense_bytes * (1 + 1 / 5))
@@ -151,8 +143,6 @@ def test_memory_has_what_a_round_keeps(cluster):
         assert own.gradient == before.gradient + vector
 
 
-# ------------------------------------------------------------------------------------------ the page
-
 PAGE = (ROOT / "docs" / "local_steps.md").read_text()
 WEIGHTS = 5_273_088
 
@@ -171,8 +161,8 @@ def test_the_table_of_the_page_is_what_is_planned(row, tmp_path):
         path = tmp_path / "cluster.yaml"
         path.write_text(text.replace("gbit_per_second: 25}", f"gbit_per_second: {gbit_per_second}}}"))
         epochs = [Epoch(11, 2048, "windows")]
-        plan = planned(words, cluster=str(path), config=name, sizes=[WEIGHTS], epochs=epochs)
-        phases.append(plan.phases[0])
+        found = planned(words, cluster=str(path), config=name, sizes=[WEIGHTS], epochs=epochs)
+        phases.append(found.phases[0])
     assert [phase.steps for phase in phases] == [110] * 3
     first = phases[0]
     exchanges = -(-first.steps // (first.local_steps or 1))

@@ -12,8 +12,6 @@ from training.process.launch import Output
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that the test moves."""
-
     class Clock:
         now = 100.0
 

@@ -12,15 +12,14 @@ import pytest
 
 from tests.launching import DIGITS, launch, run, tail
 from tests.training.refusal import refused
-from tests.training.small import crash_after, phase, trainer
+from tests.training.small import LINEAR, crash_after, phase, trainer
 from training.callbacks.digests import digest_of
 from training.commands import receipt as commands
 from training.config.run_files import FILES
 from training.receipt import Job, Part, Process, Receipt, Recorded, _made_by, config_digest, file_of, problems
 from training.source import Source, source
 
-MODEL = "model='tests.training.small:linear'"  # by its path, so that config.yaml can name it
-WORDS = (MODEL, "digest_every=2", "checkpoints={every_steps: 3, every_epochs: null}", "log_every=1")
+WORDS = ("digest_every=2", "checkpoints={every_steps: 3, every_epochs: null}", "log_every=1")
 PHASES = (phase(steps=6), phase(steps=4, batch=32))
 
 
@@ -36,7 +35,6 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def folder(made, tmp_path):
-    """Return a copy of it, to be altered."""
     return shutil.copytree(made[0], tmp_path / "run")
 
 
@@ -70,9 +68,6 @@ def altered(kind, number, **values):
 
 def without(kind, number):
     return edited(kind, number, lambda line: [])
-
-
-# ------------------------------------------------------------------------------------- what it holds
 
 
 def test_the_receipt_holds_what_a_run_was_made_of_and_digests_of_what_it_left(made):
@@ -134,9 +129,6 @@ def test_a_run_that_went_on_has_both_processes_and_is_verified_and_made_again(tm
     assert "2 of 2 digests agree" in capsys.readouterr().out
 
 
-# ---------------------------------------------------------------------------------------- verify
-
-
 def test_a_run_as_it_was_written_is_right(folder, capsys):
     (folder / "dawnbench.json").write_text("{}")  # which the receipt does not know
     assert commands.verify([folder]) == 0
@@ -195,26 +187,24 @@ def test_a_receipt_of_files_anywhere_is_found_and_they_are_not_read(folder):
     assert found.endswith(", got one of '/dev/zero'")
 
 
-def test_an_altered_receipt_is_found_by_its_own_digest(folder):
-    content = (folder / "receipt.json").read_text()
-    (folder / "receipt.json").write_text(content.replace('"seed": 1', '"seed": 2'))
-    (found,) = problems(folder)
-    assert found.startswith(f"{folder}/receipt.json: expected digest of the rest ")
+NO_RECEIPTS = {
+    "another seed": lambda text: text.replace(b'"seed": 1', b'"seed": 2'),
+    "no text": lambda text: b"\x80\x04.",
+    "another format": lambda text: b'{"format": 2}',
+    "of other kinds": lambda text: b'{"format": 1, "end": 3}',
+}
 
 
-@pytest.mark.parametrize("content", [b"\x80\x04.", b'{"format": 2}', b'{"format": 1, "end": 3}'])
-def test_what_is_no_receipt_is_one_line(folder, content):
-    (folder / "receipt.json").write_bytes(content)
+@pytest.mark.parametrize("name", NO_RECEIPTS)
+def test_what_is_no_receipt_or_an_altered_one_is_one_line(folder, name):
+    path = folder / "receipt.json"
+    path.write_bytes(NO_RECEIPTS[name](path.read_bytes()))
     (found,) = problems(folder)
-    assert found.startswith(f"{folder}/receipt.json: ")
+    assert found.startswith(f"{path}: {'expected digest of the rest ' * (name == 'another seed')}")
     assert "\n" not in found
 
 
-# ---------------------------------------------------------------------------------------- replay
-
-
 def replayed(folder, steps):
-    """Return the exit status of a replay in this process."""
     keras.utils.clear_session()
     with pytest.raises(SystemExit) as caught:
         commands.replay(folder, steps)
@@ -327,7 +317,7 @@ def test_other_data_and_other_ranks_are_refused(folder):
 @pytest.mark.large
 @pytest.mark.launch
 def test_two_ranks_are_made_again_by_two_and_refused_by_one(tmp_path, capsys):
-    small = (MODEL, "ranks_per_node=1", "cache={}", "digest_every=2", "reducer={name: hitopk, density: 0.1}")
+    small = (LINEAR, "ranks_per_node=1", "cache={}", "digest_every=2", "reducer={name: hitopk, density: 0.1}")
     words = [*small, f"phases=[{phase(steps=4, batch=32)}]", f"output={tmp_path}"]
     trained = launch(2, DIGITS, *words)
     assert trained.returncode == 0, tail(trained)
@@ -338,9 +328,6 @@ def test_two_ranks_are_made_again_by_two_and_refused_by_one(tmp_path, capsys):
     assert replayed(folder, "1:4") == 2  # this process is one rank
     expected = "receipt: expected 2 ranks, on nodes [1, 1] as in the run, got 1, on nodes [1]"
     assert expected in capsys.readouterr().err
-
-
-# ----------------------------------------------------------------------------------------- mllog
 
 
 def logged(folder):
@@ -374,13 +361,13 @@ def test_the_log_of_a_run_that_fails_ends_aborted(tmp_path):
         "callbacks=[{name: mllog, benchmark: resnet, division: open}]",
         "target={metric: top1, at_least: 1.0}",
     )
-    crash_after(trainer(tmp_path / "broken", MODEL, *words), 0)
+    crash_after(trainer(tmp_path / "broken", *words), 0)
     (folder,) = (tmp_path / "broken").iterdir()
     *_, last = lines = logged(folder)
     assert (last["key"], last["metadata"]) == ("run_stop", {"status": "aborted"})
     points = {line["key"]: line["value"] for line in lines if line["event_type"] == "POINT_IN_TIME"}
     assert (points["submission_benchmark"], points["submission_division"]) == ("resnet", "open")
     assert "submission_org" not in points
-    trainer(tmp_path / "short", MODEL, *words).fit()  # ends, and does not reach the target
+    trainer(tmp_path / "short", *words).fit()  # ends, and does not reach the target
     (folder,) = (tmp_path / "short").iterdir()
     assert logged(folder)[-1]["metadata"] == {"status": "aborted"}

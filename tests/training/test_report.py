@@ -10,11 +10,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from typer.testing import CliRunner
 
 from tests.training.recorded import RECORDED, begun, checkpoint, epoch, folder, resumed, step
+from tests.training.refusal import invoke, refusal
 from tests.training.small import phase, trainer
-from training.commands.main import app
 from training.config import run_files
 from training.report import facts
 from training.report.curves import charts
@@ -30,24 +29,11 @@ def run_in(path, name="run"):
 
 
 def rows_of(table):
-    """Return the rows of a table as dictionaries."""
     return [dict(zip(table.header, row, strict=True)) for row in table.rows]
 
 
 def happened(run):
     return [words for _, _, words in facts.events(run).rows]
-
-
-def report(*words: object):
-    return CliRunner().invoke(app, ["report", *map(str, words)])
-
-
-def refusal(*words: object) -> str:
-    """Return the one line with which a report is refused."""
-    result = report(*words)
-    assert result.exit_code == 2
-    (line,) = result.stderr.splitlines()
-    return line
 
 
 class Elements(HTMLParser):
@@ -77,11 +63,8 @@ class Elements(HTMLParser):
 
 
 def svgs(page: str) -> list[ElementTree.Element]:
-    """Return the pictures of a page, each of which is XML."""
     return [ElementTree.fromstring(each) for each in re.findall(r"<svg xmlns.*?</svg>", page, re.DOTALL)]
 
-
-# --------------------------------------------------------------------------------- in steps and seconds
 
 TWO_PHASES = {"phases": [{"epochs": 2}, {"steps": 6}]}
 
@@ -136,9 +119,6 @@ def test_a_run_that_began_again_for_want_of_a_checkpoint_has_nothing_of_before(t
     records = [*begun(), step(0, 1), epoch(0), *begun(), step(0, 2)]
     run = run_in(folder(tmp_path / "a", records))
     assert ([each.end for each in run.steps], run.epochs) == ([2], [])
-
-
-# ----------------------------------------------------------------------------------- as far as it goes
 
 
 # That json reads, and the masking of secrets does not.
@@ -222,9 +202,6 @@ def test_a_run_without_tests_shows_its_loss(tmp_path):
     assert next(facts.tiles(run)) == ("training loss", "0.25", "not tested")
 
 
-# ------------------------------------------------------------------------------------- what is said of it
-
-
 def test_density_follows_its_warm_up(tmp_path):
     reducer = {"name": "hitopk", "density": 0.01}
     warmup = {"start": 0.16, "epochs": 2}
@@ -292,12 +269,8 @@ def test_samples_are_counted_by_level_over_all_processes(tmp_path):
     assert "2 damaged records of the cache were read again" in happened(run)
 
 
-# ------------------------------------------------------------------------------------------------ the page
-
-
 @pytest.fixture(scope="module")
 def page():
-    """The page of the recorded run."""
     return Page([run_in(RECORDED / "small", "small")])
 
 
@@ -319,22 +292,19 @@ def test_a_page_is_one_file_that_refers_to_nothing_outside(page):
         ({"fragments": 3, "delay": 2}, [(4, 6, 2), (8, 10, 3), (12, 14, 1)]),
         ({"fragments": 2}, [(6, 6.2, 2), (12, 12.2, 1)]),
         ({"delay": 2}, [(12, 14, 1)]),
+        # one exchange a round, and what is damaged
+        *((outer, None) for outer in (None, {}, "x", {"fragments": 5}, {"fragments": 4, "delay": 3})),
     ],
 )
 def test_the_fragments_of_a_round_are_drawn_where_they_travel(tmp_path, outer, bars):
     phases = [{"epochs": 1}, {"epochs": 1, "local_steps": 12, "outer": outer}]
     run = run_in(folder(tmp_path / "a", [*begun(), epoch(0), epoch(1)], phases=phases))
+    assert (rounds(run) is None) == (bars is None) == ("When fragments are exchanged" not in Page([run]).text)
+    if bars is None:
+        return
     (axes,) = rounds(run).axes
     found = [path.get_extents() for each in axes.collections for path in each.get_paths()]
     assert [(each.x0, each.x1, each.y0 + 0.4) for each in found] == [pytest.approx(bar) for bar in bars]
-    assert "When fragments are exchanged" in Page([run]).text
-
-
-@pytest.mark.parametrize("outer", [None, {}, "x", {"fragments": 5}, {"fragments": 4, "delay": 3}])
-def test_rounds_of_one_exchange_and_damaged_ones_are_not_drawn(tmp_path, outer):
-    phases = [{"epochs": 1, "local_steps": 12, "outer": outer}]
-    run = run_in(folder(tmp_path / "a", [*begun(), epoch(0)], phases=phases))
-    assert rounds(run) is None
 
 
 def test_every_picture_has_a_title_and_names_of_its_own(page):
@@ -386,14 +356,11 @@ def test_secrets_are_masked_wherever_they_stand(tmp_path):
     assert "secret=***" in text
 
 
-# ------------------------------------------------------------------------------------------- the command
-
-
 def test_the_report_of_a_run_is_in_its_folder_with_its_pictures(tmp_path):
     records = [*begun(), *(epoch(place, stage_seconds={"select": 1.0}) for place in range(2))]
     path = folder(tmp_path / "run-1", records)
     before = {each.name for each in path.iterdir()}
-    result = report(path)
+    result = invoke("report", path)
     assert (result.exit_code, result.stderr) == (0, "")
     made = {each.name for each in path.iterdir()} - before
     assert {"report.html", "report-loss.png", "report-stages.png"} <= made
@@ -407,27 +374,26 @@ def test_the_report_of_several_runs_is_here_and_names_them_apart(tmp_path, monke
     for name in ("a/x", "b/x"):
         folder(tmp_path / name, [*begun(), epoch(0)])
     monkeypatch.chdir(tmp_path)
-    assert report("a/x", "b/x").exit_code == 0
+    assert invoke("report", "a/x", "b/x").exit_code == 0
     assert {"a/x", "b/x"} <= set(Elements(Path("report.html").read_text()).words)
-    assert report("a/x", "b/x", "--output", "two.html").exit_code == 0
+    assert invoke("report", "a/x", "b/x", "--output", "two.html").exit_code == 0
     assert Path("two-loss.png").exists()
 
 
-def test_what_is_no_run_is_one_line(tmp_path):
+def test_what_is_no_run_of_a_network_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     for path in (tmp_path, tmp_path / "file"):
-        assert f"{path}: expected the folder of a run" in refusal(path)
-
-
-@pytest.mark.parametrize("task", ["linear", {"name": "linear"}])
-def test_a_run_of_a_linear_model_is_one_line(tmp_path, task):
-    path = folder(tmp_path / "a", [{"kind": "pass", "seconds": 1.0}], task=task)
-    assert refusal(path).endswith("expected a run that trains a network, got one of task linear")
+        assert f"{path}: expected the folder of a run" in refusal("report", path)
+    for name, task in {"a": "linear", "b": {"name": "linear"}}.items():
+        path = folder(tmp_path / name, [{"kind": "pass", "seconds": 1.0}], task=task)
+        expected = "expected a run that trains a network, got one of task linear"
+        assert refusal("report", path).endswith(expected)
 
 
 def test_a_report_that_cannot_be_written_is_one_line(tmp_path):
     path = folder(tmp_path / "a", [*begun(), epoch(0)])
-    assert "--output: expected a file that ends in .html" in refusal(path, "--output", tmp_path / "x.pdf")
-    line = refusal(path, "--output", tmp_path / "no" / "x.html")
+    line = refusal("report", path, "--output", tmp_path / "x.pdf")
+    assert "--output: expected a file that ends in .html" in line
+    line = refusal("report", path, "--output", tmp_path / "no" / "x.html")
     assert line.endswith("no/x.html: expected a file that can be written: No such file or directory")
-    assert f"at most {MOST_RUNS} runs" in refusal(*[path] * (MOST_RUNS + 1))
+    assert f"at most {MOST_RUNS} runs" in refusal("report", *[path] * (MOST_RUNS + 1))

@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from tests.launching import tail
 from tests.training.recorded import RECORDED, begun, epoch, folder
@@ -15,7 +14,6 @@ from tests.training.test_report import HOSTILE, run_in
 from training.report.page import Page
 
 WIDTH, HEIGHT = 1200, 1500
-LIGHT, DARK = {(0, 114, 178), (213, 94, 0)}, {(74, 168, 224), (255, 138, 61)}  # of page.css, of two runs
 # Points at the middle of the first chart that is shown, as a user does.
 POINT = """
 <script>
@@ -28,7 +26,6 @@ POINT = """
 
 @pytest.fixture(scope="module")
 def chromium():
-    """The browser; where it is there and does not start, tests fail."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
         pytest.skip("needs chromium: apt-get install chromium")
@@ -70,34 +67,6 @@ def two(tmp_path_factory):
     lower = re.sub(values, lambda found: f'"{found[1]}": {0.8 * float(found[2])}', lines)
     (here / "other" / "metrics.jsonl").write_text(lower)
     return page_of(here / "two.html", (RECORDED / "small", "small"), (here / "other", "other"))
-
-
-def colors_of(path: Path, box: tuple[int, int, int, int]) -> dict[tuple[int, ...], int]:
-    with Image.open(path) as picture:
-        assert picture.size == (WIDTH, HEIGHT)
-        counts = picture.convert("RGB").crop(box).getcolors(1 << 24)
-    return {color: count for count, color in counts}
-
-
-def near(color: tuple[int, ...], counts: dict[tuple[int, ...], int]) -> int:
-    """Return how many pixels have about a colour: at the edges of a line it is mixed with the paper's."""
-    return sum(
-        count
-        for each, count in counts.items()
-        if all(abs(one - other) <= 40 for one, other in zip(each, color, strict=True))
-    )
-
-
-@pytest.mark.parametrize(("scheme", "paper", "curves"), [(1, (255,) * 3, LIGHT), (0, (20, 23, 26), DARK)])
-def test_curves_are_seen_on_light_and_on_dark_screens(browse, two, tmp_path, scheme, paper, curves):
-    shot = tmp_path / "shot.png"
-    browse(two, f"--screenshot={shot}", f"--blink-settings=preferredColorScheme={scheme}")
-    left, right = ((begin, 600, begin + WIDTH // 2, HEIGHT) for begin in (0, WIDTH // 2))  # below the cards
-    for half in (left, right):
-        found = colors_of(shot, half)
-        assert max(found, key=found.__getitem__) == paper
-        for color in curves:
-            assert near(color, found) > 200, (color, half)
 
 
 def test_values_are_shown_where_the_pointer_is(browse, two, tmp_path):

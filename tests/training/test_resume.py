@@ -2,35 +2,27 @@
 
 import json
 import shutil
-import subprocess
 import sys
-import time
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import psutil
 import pytest
-from xxhash import xxh3_128_hexdigest
 
 from datacache.order import Order
 from datacache.text_orders import Windows
 from tests.extent import more
-from tests.faults.jobs import assert_same, weights_of
-from tests.launching import DIGITS, ENVIRONMENT, MPIRUN, mpirun, python_on_ranks, run, tail
+from tests.launching import MPIRUN, python_on_ranks, run, tail
 from tests.training import small
 from tests.training.resuming import SCENARIOS, STEPS
+from tests.training.stored import OWN, SHARED, manifest_of, write_manifest
 from training.checkpoint.serialization import Written, read_tree, write_tree
 from training.config.config import ConfigurationError
 from training.results import Position
 from training.run.checkpointing import Checkpointer, _moved
 
 LONG = pytest.mark.timeout(1500)
-
-
-# ------------------------------------------------------------------------------------- to the bit
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +32,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def facts(folder):
-    """Return the facts of all scenarios, which one job of two ranks has run."""
     program = f"from tests.training import resuming; resuming.on_two_ranks({str(folder)!r})"
     # Two dozen runs one after the other: minutes where the cores have other work.
     result = run(*MPIRUN, "2", sys.executable, "-c", program, timeout=1400)
@@ -112,60 +103,6 @@ def test_in_another_world_residuals_keep_their_sum_and_no_sample_is_read_twice(f
     assert f"a step takes {48 * size} samples now: 288 of the epoch are read" in result.stdout
 
 
-# --------------------------------------------------------------------------------------- killed
-
-
-def words_of(process):
-    """Return the command line of a process, none where it has ended."""
-    try:
-        return process.cmdline()
-    except psutil.NoSuchProcess:
-        return []
-
-
-def kill_when_a_checkpoint_is_there(words, folder):
-    """Launch two ranks in ``folder`` and kill them, and all around them, at their first checkpoint."""
-    with subprocess.Popen(
-        ["cloudtrain", "launch", "-np", "2", *words],
-        cwd=folder,
-        env=ENVIRONMENT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        while not list(folder.glob("runs/*/checkpoints/step-*")):
-            assert process.poll() is None
-            time.sleep(0.01)
-        family = psutil.Process(process.pid).children(recursive=True)
-        ranks = [each for each in family if "train" in words_of(each)]
-        assert len(ranks) >= 2
-        for each in [*ranks, *family, process]:
-            with suppress(psutil.NoSuchProcess):  # its parent was killed before it, and has taken it along
-                each.kill()  # which asks whether the number still is that process's
-    psutil.wait_procs(family, timeout=30)
-
-
-@pytest.mark.slow
-@pytest.mark.launch
-def test_ranks_that_were_killed_go_on_to_the_same_weights(tmp_path):
-    words = [DIGITS, "phases.0.epochs=1", "phases.1.epochs=1", "checkpoints={every_steps: 10}", "cache={}"]
-    for name in ("whole", "killed"):
-        (tmp_path / name).mkdir()
-    train = ("cloudtrain", "train", *words)
-    whole = mpirun(2, *train, cwd=tmp_path / "whole")
-    assert whole.returncode == 0, tail(whole)
-    kill_when_a_checkpoint_is_there(words, tmp_path / "killed")
-    (killed,) = (tmp_path / "killed" / "runs").iterdir()
-    assert not (killed / "summary.json").exists()
-    resumed = mpirun(2, *train, "resume=auto", cwd=tmp_path / "killed")
-    assert resumed.returncode == 0, tail(resumed)
-    assert "resumed from step-" in resumed.stdout
-    assert list((tmp_path / "killed" / "runs").iterdir()) == [killed]
-    assert_same(weights_of(tmp_path / "killed"), weights_of(tmp_path / "whole"))
-
-
-# ------------------------------------------------------------------------------------ one process
-
-
 RESUMABLE = ("checkpoints={every_steps: 2, every_epochs: null}",)
 
 
@@ -178,11 +115,6 @@ def fit_until(step, folder, *words):
     small.crash_after(trainer(folder, *RESUMABLE, *words), step)
     (path,) = Path(folder).iterdir()
     return path
-
-
-def kinds(path, kind):
-    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == kind]
 
 
 def test_without_anything_to_go_on_with_a_run_begins_and_says_so(tmp_path, capsys):
@@ -206,16 +138,11 @@ def test_a_run_without_a_checkpoint_begins_anew_in_its_folder(tmp_path, capsys):
 
 
 def rewrite(checkpoint, name, change):
-    """Change the tree in a file of a checkpoint, with all digests."""
-    body = json.loads((checkpoint / "COMPLETE").read_text().splitlines()[0])
+    body = manifest_of(checkpoint)
     tree = read_tree(checkpoint / name, Written(**body["files"][name]))
     (checkpoint / name).unlink()
     body["files"][name] = asdict(write_tree(checkpoint / name, change(tree)))
-    text = json.dumps(body)
-    (checkpoint / "COMPLETE").write_text(f"{text}\n{xxh3_128_hexdigest(text.encode())}\n")
-
-
-SHARED, OWN = "shared.safetensors", "own-00000.safetensors"
+    write_manifest(checkpoint, body)
 
 
 def without(key):
@@ -235,14 +162,19 @@ def in_float64(weights):
     return weights | {path: weights[path].astype("f8")}
 
 
+OWN_0 = OWN.format(0)
 WRONG = {
     "no tree of names": (SHARED, lambda tree: [1, 2], "expected the state of a run, got"),
     "a position of text": (SHARED, deeper("position", put("step", "6")), "position.step: expected a valid"),
     "a summary of a list": (SHARED, put("summary", []), "expected the fields of a Summary, got []"),
     "weights of other numbers": (SHARED, deeper("weights", in_float64), "weights[0]: expected float32 of "),
     "no optimizer": (SHARED, without("optimizer"), "expected 'optimizer' in the state of a run, got none"),
-    "no reducer": (OWN, without("reducer"), "expected 'reducer' in the state of a run, got none"),
-    "random states too many": (OWN, put("random", [np.zeros(2)]), "random: expected 2 arrays, got 1"),
+    "no reducer": (OWN_0, without("reducer"), "expected 'reducer' in the state of a run, got none"),
+    "random states too many": (
+        OWN_0,
+        put("random", [np.zeros(2)]),
+        "random: expected 2 arrays, got 1",
+    ),
 }
 
 
@@ -254,19 +186,23 @@ def stopped_at_6(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def path(stopped_at_6, tmp_path):
+    (path,) = shutil.copytree(stopped_at_6, tmp_path / "runs").iterdir()
+    return path
+
+
 @pytest.fixture(scope="module")
-def resuming(stopped_at_6, tmp_path_factory):
+def resuming(tmp_path_factory):
     """Return a trainer that has not begun, and restores one checkpoint after the other."""
     return trainer(tmp_path_factory.mktemp("resuming"), *RESUMABLE)
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_valid_digest_around_wrong_contents_is_one_line_and_the_one_before_is_used(
-    stopped_at_6, resuming, tmp_path, capsys, name
+    path, resuming, capsys, name
 ):
     file, change, expected = WRONG[name]
-    shutil.copytree(stopped_at_6, tmp_path / "runs")
-    (path,) = (tmp_path / "runs").iterdir()
     checkpoint = path / "checkpoints" / "step-00000006"
     rewrite(checkpoint, file, change)
     identity = json.loads((path / "run.json").read_text())["identity"]
@@ -280,14 +216,12 @@ def test_a_valid_digest_around_wrong_contents_is_one_line_and_the_one_before_is_
     assert (at.steps, at.phase, at.run_epoch) == (4, 0, 0)
 
 
-def test_a_run_that_fell_back_is_the_one_that_was_not_stopped(stopped_at_6, tmp_path, capsys):
+def test_a_run_that_fell_back_is_the_one_that_was_not_stopped(path, tmp_path, capsys):
     """What was taken over of the checkpoint that is left out has no effect."""
     whole = trainer(tmp_path / "whole")
     whole.fit()
-    shutil.copytree(stopped_at_6, tmp_path / "runs")
-    (path,) = (tmp_path / "runs").iterdir()
     # the last that is read
-    rewrite(path / "checkpoints" / "step-00000006", OWN, put("random", [np.zeros(2)]))
+    rewrite(path / "checkpoints" / "step-00000006", OWN_0, put("random", [np.zeros(2)]))
     resumed = trainer(tmp_path / "runs", *RESUMABLE, "resume=auto")
     resumed.fit()
     assert "resumed from step-00000004: step 4, phase 1, epoch 1" in capsys.readouterr().out
@@ -295,10 +229,8 @@ def test_a_run_that_fell_back_is_the_one_that_was_not_stopped(stopped_at_6, tmp_
     small.assert_same_weights(resumed, whole)
 
 
-def test_a_checkpoint_of_another_run_is_left_out_by_name(stopped_at_6, tmp_path, capsys):
+def test_a_checkpoint_of_another_run_is_left_out_by_name(path, tmp_path, capsys):
     """Of the same model, at a later step: nothing but the run's identity tells them apart."""
-    shutil.copytree(stopped_at_6, tmp_path / "runs")
-    (path,) = (tmp_path / "runs").iterdir()
     other = fit_until(7, tmp_path / "others", "seed=2")
     shutil.copytree(other / "checkpoints" / "step-00000006", path / "checkpoints" / "step-00000006-2")
     run = trainer(tmp_path / "runs", *RESUMABLE, "resume=auto")
@@ -310,9 +242,7 @@ def test_a_checkpoint_of_another_run_is_left_out_by_name(stopped_at_6, tmp_path,
     assert run.position.steps == 8
 
 
-def test_a_run_none_of_whose_checkpoints_can_be_used_is_not_begun_anew(stopped_at_6, tmp_path, capsys):
-    shutil.copytree(stopped_at_6, tmp_path / "runs")
-    (path,) = (tmp_path / "runs").iterdir()
+def test_a_run_none_of_whose_checkpoints_can_be_used_is_not_begun_anew(path, tmp_path, capsys):
     for file in path.glob("checkpoints/*/COMPLETE"):
         file.unlink()
     count = len(list(path.glob("checkpoints/step-*")))
@@ -385,10 +315,10 @@ def test_what_another_reducer_held_back_is_not_lost(tmp_path, capsys):
 def test_a_checkpoint_of_the_end_of_a_density_warm_up_is_taken_as_it_is(tmp_path):
     warmup = "phases.0.density_warmup={start: 0.25, epochs: 1}"
     words = ("reducer={name: hitopk, density: 0.05}", warmup, "checkpoints={every_epochs: 1}")
-    path = fit_until(7, tmp_path, *words)
+    fit_until(7, tmp_path, *words)
     run = trainer(tmp_path, *words, "resume=auto")
     run.fit()
-    (resumed,) = kinds(path, "resume")
+    (resumed,) = small.records_of(tmp_path, "resume")
     assert (resumed["steps"], resumed["changes"]) == (7, [])
     assert run.parts.exchange.gradients.exchange.density == 0.05
 
@@ -397,13 +327,14 @@ def test_a_resumed_run_repeats_the_one_that_was_not_stopped(tmp_path):
     words = ("average=0.5", "optimizer=adam", "phases.0.learning_rate=0.001")
     whole = trainer(tmp_path / "whole", *words)
     whole.fit()
-    (path,) = (tmp_path / "whole").iterdir()
-    (tmp_path / "stopped").mkdir()
-    stopped = fit_until(5, tmp_path / "stopped", *words)  # the last checkpoint is in the middle of an epoch
+    fit_until(5, tmp_path / "stopped", *words)  # the last checkpoint is in the middle of an epoch
     averaged = trainer(tmp_path / "stopped", *RESUMABLE, "resume=auto", *words)
     averaged.fit()
-    losses = [[epoch["loss"] for epoch in kinds(folder, "epoch")] for folder in (path, stopped)]
-    assert losses[0] == losses[1]
+    whole_losses, losses = (
+        [epoch["loss"] for epoch in small.records_of(tmp_path / name, "epoch")]
+        for name in ("whole", "stopped")
+    )
+    assert whole_losses == losses
     whole_averages, averages = whole.parts.model.average.averages, averaged.parts.model.average.averages
     small.assert_same_weights(averaged, whole)
     for one, other in zip(whole_averages, averages, strict=True):

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import stat
+import subprocess
 import sys
 from pathlib import Path
 from unittest.mock import Mock
@@ -17,8 +18,9 @@ import tensorflow as tf
 from PIL import Image
 
 from tests.faults.jobs import weights_of
-from tests.training import holding
-from tests.training.small import metrics_of, phase, trainer
+from tests.launching import ROOT
+from tests.training.refusal import refused
+from tests.training.small import metrics_of, phase, records_of, trainer
 from training import run_folder
 from training.results import Ranks, Summary
 from training.run_folder import RunFolder, RunIsAlive, RunLock, WeightsNotSaved, to_resume
@@ -30,9 +32,6 @@ NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 def only_run(folder: Path) -> Path:
     (run,) = Path(folder).iterdir()
     return run
-
-
-# ------------------------------------------------------------------------- names that are no text
 
 
 def pictures(folder: Path, hostile: bytes) -> None:
@@ -58,8 +57,7 @@ def test_weights_are_saved_where_a_picture_that_cannot_be_decoded_has_a_name_tha
     assert sum(each.size for each in saved.values()) == run.parts.exchange.gradients.size
     line = r"a/\xff\x1b[2J.png (sample 4) cannot be decoded: a/0.png (sample 0) stood in"
     assert line in capsys.readouterr().out.splitlines()
-    content = (folder / "metrics.jsonl").read_bytes().decode("utf-8")  # and nothing that is no Unicode
-    (cache,) = [line for line in map(json.loads, content.splitlines()) if line["kind"] == "cache"]
+    (cache,) = records_of(tmp_path / "runs", "cache")  # and nothing that is no Unicode
     assert cache["stand_ins"] == [line]
     assert (folder / "summary.json").exists()
 
@@ -74,9 +72,6 @@ def test_weights_are_saved_before_anything_is_told(tmp_path):
     with pytest.raises(RuntimeError, match="a report"):
         run.fit()
     assert (only_run(tmp_path) / "model.weights.h5").exists()
-
-
-# ------------------------------------------------------------------------------------ a full disk
 
 
 def test_metrics_that_cannot_be_written_cost_neither_the_run_nor_its_weights(tmp_path, monkeypatch, capsys):
@@ -175,10 +170,9 @@ def test_a_disk_that_is_full_from_the_beginning_is_one_line(tmp_path, monkeypatc
         write(path, content)
 
     monkeypatch.setattr(run_folder, "write_whole", write_or_fail)
-    with pytest.raises(ValueError, match="expected room for .*No space left on device") as caught:
+    with refused("No space left on device") as caught:
         run.fit()
-    assert str(only_run(tmp_path)) in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert f"{only_run(tmp_path)}" in str(caught.value)
 
 
 def test_results_are_for_whom_the_umask_says(tmp_path):
@@ -192,8 +186,6 @@ def test_results_are_for_whom_the_umask_says(tmp_path):
     assert set(modes.values()) == {0o640}
     assert stat.S_IMODE(only_run(tmp_path).stat().st_mode) == 0o750
 
-
-# -------------------------------------------------------------------------------------- the lock
 
 CHECKPOINTED = ("checkpoints={every_steps: 2, every_epochs: null}", "resume=auto")
 
@@ -210,13 +202,11 @@ def test_a_run_that_is_still_trained_is_not_joined(tmp_path):
         metrics_before = (run.path / "metrics.jsonl").read_bytes()
         for resume in ("auto", run.path):
             again = trainer(tmp_path, CHECKPOINTED[0], f"resume={resume}")
-            with pytest.raises(ValueError, match="expected a run that has stopped") as caught:
+            with refused("expected a run that has stopped") as caught:
                 again.fit()
-            message = str(caught.value)
-            assert f"got {run.path}, which is being trained by process {os.getpid()} on " in message
-            assert f"{os.uname().nodename}, since 20" in message
-            assert "resume=never" in message
-            assert "\n" not in message
+            process = f"process {os.getpid()} on {os.uname().nodename}, since 20"
+            assert f"got {run.path}, which is being trained by {process}" in str(caught.value)
+            assert "resume=never" in str(caught.value)
         assert (run.path / "metrics.jsonl").read_bytes() == metrics_before
         assert only_run(tmp_path) == run.path
     trainer(tmp_path, *CHECKPOINTED).fit()  # it has stopped without an end: this one goes on with it
@@ -254,14 +244,18 @@ def test_of_two_processes_that_found_the_same_run_one_gets_it(tmp_path, monkeypa
 
 
 def test_a_killed_process_leaves_no_lock(tmp_path):
-    ours, theirs = SPAWN.Pipe()
-    process = SPAWN.Process(target=holding.hold, args=(tmp_path, theirs))
-    process.start()
-    ours.recv()
-    assert f"process {process.pid} on " in run_folder.holder_of(tmp_path)
-    process.kill()
-    process.join(60)
-    assert process.exitcode == -signal.SIGKILL
+    program = (
+        "from training.run_folder import RunLock\n"
+        f"lock = RunLock(__import__('pathlib').Path({str(tmp_path)!r}))\n"
+        "print('held', flush=True)\n"
+        "input()"
+    )
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"held\n"
+        assert f"process {process.pid} on " in run_folder.holder_of(tmp_path)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
     assert run_folder.holder_of(tmp_path) is None
     RunLock(tmp_path).release()
 
@@ -298,9 +292,6 @@ def test_the_run_has_an_identity_that_outlives_a_resumption(tmp_path):
     assert run_folder.holder_of(first.path) is None
 
 
-# ------------------------------------------------------------------------------------- one rank
-
-
 def test_epochs_of_one_rank_name_no_reducer_and_it_switches_none(tmp_path, capsys):
     phases = (phase(steps=2, reducer="hitopk"), phase(steps=2))
     trainer(tmp_path, phases=phases).fit()
@@ -310,9 +301,6 @@ def test_epochs_of_one_rank_name_no_reducer_and_it_switches_none(tmp_path, capsy
     said = capsys.readouterr().out
     assert "no reducer is used" in said
     assert "hitopk" not in said
-
-
-# ---------------------------------------------------------------------------------- what it is made with
 
 
 def test_the_first_record_says_what_a_run_is_made_with_and_masks_secrets(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from commlib import LinkBytes, Report
 from commlib.reducers.report import StageSeconds, Stopwatch
 from commlib.topology import Traffic
 from commlib.transport import simulated
-from tests.training.small import metrics_of, phase, trainer
+from tests.training.small import phase, records_of, trainer
 from training.checkpoint.serialization import parsed
 from training.results import (
     EpochAccumulator,
@@ -56,9 +56,6 @@ class Clock:
             yield batch
 
 
-# -------------------------------------------------------------------------------------------- one rank
-
-
 @pytest.mark.parametrize("is_finite", [True, False])
 def test_the_loop_measures_each_part_of_a_step(tmp_path, is_finite):
     clock = Clock()
@@ -78,21 +75,17 @@ def test_the_loop_measures_each_part_of_a_step(tmp_path, is_finite):
 
     applied = {"norms": 3.0, "update": 4.0} if is_finite else {"norms": 0.0, "update": 0.0}
     expected = {"data_wait": 5.0, "forward_backward": 1.0, "exchange_wait": 2.0, **applied}
-    lines = metrics_of(tmp_path)
-    steps = [line for line in lines if line["kind"] == "step"]
+    steps = records_of(tmp_path, "step")
     assert len(steps) == 3
     for line in steps:
         assert {name: line["stage_seconds"][name] for name in expected} == expected
         assert list(line["stage_seconds"]) == ALL_STAGES
         assert line["step_seconds"] == sum(expected.values())
         assert (line["busy_seconds"], line["hidden_seconds"]) == (0.0, 0.0)
-    (epoch,) = [line for line in lines if line["kind"] == "epoch"]
+    (epoch,) = records_of(tmp_path, "epoch")
     assert {name: epoch["stage_seconds"][name] for name in expected} == expected
     assert epoch["train_seconds"] == 3 * sum(expected.values())
     assert (epoch["hidden_seconds"], epoch["hidden_share"], epoch["slowest"]) == (0.0, None, None)
-
-
-# -------------------------------------------------------------------------------------------- all ranks
 
 
 def test_a_resumed_epoch_has_the_seconds_of_all_its_steps():

@@ -30,9 +30,6 @@ def batch_of(random, samples=8, size=4):
     return Batch((images, labels), np.arange(samples), np.ones(samples, bool))
 
 
-# ---------------------------------------------------------------------------------------- gradient
-
-
 def backward_of(model, images, *, smoothing=0.0, scale=None):
     """Return the gradient computation of image classification for images of this spec."""
     samples, side = images.shape[:2]
@@ -82,33 +79,6 @@ def test_loss_and_gradient_are_those_of_the_formula(random, smoothing, scale):
     np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-5, atol=1e-7)
 
 
-def test_a_layer_that_the_loss_does_not_depend_on_is_named_and_has_a_gradient_of_zero(random):
-    keras.utils.clear_session()
-
-    class WithUnusedHead(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.used, self.unused = keras.layers.Dense(3), keras.layers.Dense(2, name="unused")
-
-        def call(self, images):
-            flat = tf.reshape(images, (-1, 4))
-            self.unused(flat)
-            return self.used(flat)
-
-    model = WithUnusedHead()
-    images = random.standard_normal((6, 2, 2, 1)).astype(np.float32)
-    model(images)
-    backward = backward_of(model, tf.TensorSpec((6, 2, 2, 1)))
-    with pytest.warns(
-        UserWarning, match=r"the loss does not depend on .*unused/kernel, .*unused/bias: taken"
-    ):
-        _, (gradient,) = backward(images, random.integers(0, 3, 6))
-    sizes = [int(np.prod(variable.shape)) for variable in model.trainable_variables]
-    used, unused = np.split(gradient.numpy(), [sum(sizes[:2])])
-    assert used.any()
-    assert (len(unused), unused.any()) == (sum(sizes[2:]), False)
-
-
 @pytest.mark.parametrize("name", ["resnet8", "vgg_tiny"])
 def test_a_prepared_step_begins_as_one_that_is_not(random, name):
     batch = batch_of(random, samples=16, size=8)
@@ -133,16 +103,12 @@ def test_a_prepared_step_begins_as_one_that_is_not(random, name):
         np.testing.assert_array_equal(one, other)
 
 
-# -------------------------------------------------------------------------------- one step
-
-
 def replica_of(folder, *words, **keys):
     run = trainer(folder, *words, phases=(phase(steps=4, batch=8, **keys),))
-    return Replica.of(run.parts)
+    return Replica(run.parts)
 
 
 def noted(replica):
-    """Return a list that gets every mean that reaches the weights."""
     means, update = [], replica.parts.optimizer._update
 
     def note(mean):
@@ -252,9 +218,6 @@ def test_the_average_follows_its_formula_and_lends_its_values():
     np.testing.assert_allclose(average.averages[0].numpy(), expected, rtol=1e-6)
     average.restart()
     np.testing.assert_array_equal(average.averages[0].numpy(), np.float32([-7, 2]))
-
-
-# ------------------------------------------------------------------------------------------ answers
 
 
 def right(logits, labels, counts=None):

@@ -58,7 +58,6 @@ def test_an_epoch_is_one_line(changes, width, line):
 
 
 def judged(summary, target, *results, metrics=TASK.metrics):
-    """Return for each result, by metric, whether it is the best so far."""
     of_epochs = [epoch(metrics=values, tested=100 if values else 0) for values in results]
     return [summary.judge(each, metrics, target) for each in of_epochs]
 

@@ -37,7 +37,6 @@ STALLED = "rank 0 of 2 on a has waited 6 s for other ranks at step 7; ranks [1] 
 
 
 def run_folder(path: Path, *, checkpoint: int | None = None, step: int | None = None) -> Path:
-    """Make the folder of a run, as far as the supervisor looks at it."""
     (path / "checkpoints").mkdir(parents=True, exist_ok=True)
     if checkpoint is not None:
         (path / "checkpoints" / f"step-{checkpoint:08d}").mkdir()
@@ -45,9 +44,6 @@ def run_folder(path: Path, *, checkpoint: int | None = None, step: int | None = 
         with (path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"kind": "step", "epoch": 2, "step": step}) + "\n")
     return path
-
-
-# ------------------------------------------------------------------------------------ who it was
 
 
 @pytest.mark.parametrize(
@@ -70,9 +66,6 @@ def run_folder(path: Path, *, checkpoint: int | None = None, step: int | None = 
 )
 def test_the_rank_and_host_with_which_a_job_ended_are_found_in_what_it_printed(said, expected):
     assert str(failed_rank(said, Ranks(4, "a:2,b:2"))) == expected
-
-
-# ---------------------------------------------------------------------------------- what follows
 
 
 def failed(rank: int, host: str, folder: Path | None = None) -> Ended:
@@ -191,8 +184,6 @@ def test_restarts_without_checkpoints_or_of_a_dry_run_are_refused():
     with pytest.raises(ValueError, match="--restarts: expected 0 for a dry run, got 3"):
         check_restarts(3, config, is_dry=True)
 
-
-# ------------------------------------------------------------------- programs in the place of jobs
 
 JOB = """
 import os, sys

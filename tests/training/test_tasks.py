@@ -13,18 +13,29 @@ from commlib.tensorflow import DistributedGradients
 from commlib.transport.mpi import world
 from datacache import Batch
 from tests.launching import DIGITS
-from tests.training.refusal import refused
 from tests.training.small import phase, trainer
-from training.config.config import ConfigurationError, load
+from training.config.config import load
 from training.results import StepHyperparameters
 from training.run.backward import Backward
 from training.run.model import OtherRun, load_carried
 from training.run.parts import import_parts
 from training.tasks import Means
+from training.tasks.image_classification import ImageClassification
 
-REMEMBERING = "task=tests.training.remembering:Remembering"
+REMEMBERING = "task=tests.training.test_tasks:Remembering"
 
-# ------------------------------------------------------------------------------------------ metrics
+
+class Remembering(ImageClassification):
+    """Each row of the batch remembers the sum of the mean levels that it has seen, which scales its loss."""
+
+    def make_model(self, config, dataset):
+        self.carried = [tf.Variable(tf.zeros((config.phases[0].batch_size, 1)))]
+        return super().make_model(config, dataset)
+
+    def losses(self, model, arrays, phase):
+        means = tf.reduce_mean(tf.cast(arrays[0], tf.float32), axis=(1, 2)) / 255
+        memory = self.carried[0].assign_add(means)
+        return super().losses(model, arrays, phase) * (1 + memory[:, 0] / 10)
 
 
 def batches_of(numbers, size):
@@ -52,9 +63,6 @@ def test_means_are_those_of_all_samples_whatever_each_rank_has(world_size):
     # float64 sums in another order than fsum's
     assert results[0].values["plain"] == pytest.approx(math.fsum(numbers) / 101, rel=1e-12)
     assert results[0].values["squares"] == pytest.approx(math.fsum(numbers**2) / 101, rel=1e-12)
-
-
-# ------------------------------------------------------------------------------------------- graphs
 
 
 def test_one_graph_takes_batches_of_any_length():
@@ -85,11 +93,7 @@ def test_one_graph_takes_batches_of_any_length():
     assert len(traced) == 1
 
 
-# ------------------------------------------------------------------------------------- carried state
-
-
 def remembered(run, batches):
-    """Return what rows remember after batches, in float64."""
     return sum(batch.images.astype(np.float64).mean(axis=(1, 2)) / 255 for batch in batches)
 
 
@@ -141,25 +145,6 @@ def test_other_streams_begin_again_and_a_line_says_so():
     (line,) = load_carried([carried], checkpoint, 0, 2)
     assert line.endswith("begins again: expected the shape (16, 2) over all ranks, got (12, 2)")
     assert not carried.numpy().any()
-
-
-# ---------------------------------------------------------------------------------------- bad input
-
-WRONG = {
-    "task=image_clasification": 'task.name: unknown task "image_clasification"',
-    "task={name: image_classification, labels: 3}": "task: labels: task image_classification has no such",
-    "target={metric: bleu, at_least: 0.5}": "target.metric: expected one of top1, top5, the metr",
-    "target={metric: top1, at_most: 0.5}": "target: expected at_least, since a higher top1 is better;",
-    "target={metric: top1, at_least: 93}": "target.at_least: expected a number in (0, 1], got 93",
-    "target={metric: top1}": "target: expected one of at_least, at_most, got none",
-    "phases.0.sequence_length=8": "phases[0].sequence_length: unknown key (known here: epochs, steps, ",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("word", WRONG)
-def test_what_a_task_does_not_take_is_one_line(word):
-    with refused(f"{DIGITS}: {WRONG[word]}", ConfigurationError):
-        load(DIGITS, [word])
 
 
 def test_a_task_without_what_every_task_has_is_refused(tmp_path, monkeypatch):

@@ -22,18 +22,7 @@ def trainer(folder, *words, steps=8):
 
 
 def before_step(run, number, function):
-    """Call a function before a step of a run."""
-    whole = run.parts.step.take
-
-    def step(*args):
-        if run.position.steps == number:
-            function()
-        return whole(*args)
-
-    run.parts.step.take = step
-
-
-# ----------------------------------------------------------------------------------- SIGTERM
+    small.before_steps(run, lambda *_: function() if run.position.steps == number else None)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, ASKS_TO_END])
@@ -65,9 +54,6 @@ def test_the_end_of_an_epoch_is_not_cut_off_from_its_test(tmp_path):
         run.fit()
     assert caught.value.step == 8
     assert len(small.records_of(tmp_path, "epoch")) == 1
-
-
-# ------------------------------------------------------------------------------ in the background
 
 
 def held(monkeypatch, go):
@@ -107,7 +93,12 @@ def test_training_goes_on_while_a_checkpoint_is_written_as_it_was(tmp_path, monk
 def test_the_next_checkpoint_and_the_end_wait_for_the_one_before(tmp_path, monkeypatch):
     go, run = threading.Event(), trainer(tmp_path, CHECKPOINTED)
     held(monkeypatch, go)
-    before_step(run, 5, lambda: threading.Timer(0.3, go.set).start())
+
+    def finish_when_waited_for():
+        finish = run.checkpointer.finish
+        run.checkpointer.finish = lambda: (go.set(), finish())
+
+    before_step(run, 5, finish_when_waited_for)
     run.fit()
     first, *others = small.records_of(tmp_path, "checkpoint")
     assert [each["steps"] for each in (first, *others)] == [3, 6, 7, 8]  # the first test is the best so far

@@ -29,7 +29,6 @@ def put(tmp_path):
 
 
 def texts_of(dataset, part: str, *, pair: bool = False):
-    """Return the texts of a part, out of its tokens."""
     source, manifest = getattr(dataset, part), dataset.manifest(part)
     samples = source.read(manifest, np.arange(len(manifest)))
     texts = [tuple(map(dataset.vocabulary.decode, unpack_tokens(sample, pair=pair))) for sample in samples]

@@ -27,14 +27,6 @@ def seeded():
     keras.utils.set_random_seed(5)
 
 
-@pytest.fixture
-def policy(request):
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(request.param)
-    yield request.param
-    keras.config.set_dtype_policy(before)
-
-
 def tiny(name, **options):
     sizes = (VOCABULARY, CLASSES) if name == "lstm_classifier" else (VOCABULARY,)
     return MODELS[name](*sizes, **{**TINY[name], **options})

@@ -6,10 +6,10 @@ import pytest
 
 from commlib.trace import ClockOffset, Span
 from commlib.transport import simulated
-from tests.gpu.test_training import batch_of, config_of, two_layers
+from tests.gpu.test_training import config_of, two_layers
 from tests.test_trace import Ahead
-from tests.training.replicas import replica_of
-from tests.training.small import metrics_of, phase, trainer
+from tests.training.replicas import batch_of, replica_of
+from tests.training.small import phase, records_of, trainer
 from training.callbacks.tracing import Profiler, RankTrace, merged
 from training.models import MODELS
 from training.results import StepHyperparameters
@@ -35,7 +35,6 @@ def names_of(spans):
 
 
 def check(trace, ranks):
-    """Hold what is true of every trace, after a journey through JSON."""
     trace = json.loads(json.dumps(trace, allow_nan=False))
     spans = spans_of(trace)
     assert {span["pid"] for span in spans} == set(range(ranks))
@@ -56,9 +55,6 @@ def check(trace, ranks):
     return trace
 
 
-# ---------------------------------------------------------------------------------------- many ranks
-
-
 def traced(comm, config, asked, steps, ahead):
     """Take steps on ranks whose clocks are ``ahead``; return the trace, and when the steps were."""
     comm = Ahead(comm, ahead[comm.rank])
@@ -77,7 +73,6 @@ def traced(comm, config, asked, steps, ahead):
 
 
 def traced_on(world_size, *words, ahead=(0.0, 0.0, 0.0, 0.0)):
-    """Trace two of five steps."""
     config = config_of(*words, reducers=("hitopk",))
     return simulated.run(lambda comm: traced(comm, config, 2, 5, ahead), world_size)
 
@@ -113,9 +108,6 @@ def test_clocks_that_are_ahead_move_no_span():
     assert max(ends) <= 1e6 * (last[1] - first[0] + 2 * error) + 1e-3
 
 
-# ------------------------------------------------------------------------------------------- its form
-
-
 def test_times_are_microseconds_since_the_first_span_by_the_clock_of_rank_0():
     ours = RankTrace(
         "here", ClockOffset(0.0, 0.0), [Span("engine", "inter", 3.0, 3.5), Span("loop", "update", 2.0, 2.25)]
@@ -130,9 +122,6 @@ def test_times_are_microseconds_since_the_first_span_by_the_clock_of_rank_0():
     named = [event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"]
     assert named == ["rank 0 (here)", "rank 1 (there)"]
     assert trace["otherData"]["clock_error_seconds"] == [0.0, 0.125]
-
-
-# ---------------------------------------------------------------------------------------------- a run
 
 
 def trace_of(folder):
@@ -150,10 +139,8 @@ def test_a_run_writes_its_trace_across_epochs_and_phases_and_goes_on(tmp_path, c
         own = [span for span in spans_of(trace, tid=0) if span["name"] == stage]
         within = [each for each in own if any(_is_inside(each, step) for step in steps)]
         assert len(within) == 3 + (stage == "data_wait")  # the batches of an epoch are opened, too
-    lines = metrics_of(tmp_path)
-    (line,) = [line for line in lines if line["kind"] == "trace"]
+    (line,) = records_of(tmp_path, "trace")
     assert line["steps"] == 3
-    assert lines[-1]["kind"] == "summary"
     assert run.parts.step.stopwatch.recorder is run.parts.exchange.gradients.exchange._recorder is None
     (folder,) = tmp_path.iterdir()
     assert f"trace of 3 steps: {folder / 'trace.json'}" in capsys.readouterr().out
@@ -164,17 +151,18 @@ def _is_inside(span, outer):
     return outer["ts"] - 1e-3 <= span["ts"] and end <= outer["ts"] + outer["dur"] + 1e-3
 
 
-def test_a_run_of_one_step_says_that_it_has_none_to_trace(tmp_path, capsys):
-    trainer(tmp_path, "trace=1", phases=(phase(steps=1),)).fit()
-    assert "trace: no step" in capsys.readouterr().out
-    assert not list(tmp_path.glob("*/trace.json"))
-
-
-def test_a_run_of_fewer_steps_writes_those_that_there_are(tmp_path, capsys):
-    trainer(tmp_path, "trace=100", phases=(phase(steps=3),)).fit()
-    steps = [span for span in spans_of(trace_of(tmp_path)) if span["name"].startswith("step")]
-    assert names_of(steps) == ["step 2", "step 3"]
-    assert "trace of 2 steps: " in capsys.readouterr().out
+@pytest.mark.parametrize(("steps", "said"), [(1, "trace: no step"), (3, "trace of 2 steps: ")])
+def test_a_run_of_fewer_steps_writes_those_that_there_are_and_says_where_there_are_none(
+    tmp_path, capsys, steps, said
+):
+    trainer(tmp_path, "trace=100", phases=(phase(steps=steps),)).fit()
+    assert said in capsys.readouterr().out
+    traces = [
+        span["name"]
+        for path in tmp_path.glob("*/trace.json")
+        for span in spans_of(json.loads(path.read_text()))
+    ]
+    assert [name for name in traces if name.startswith("step")] == ["step 2", "step 3"][: steps - 1]
 
 
 def test_a_trace_that_does_not_fit_on_the_disk_costs_the_run_nothing(tmp_path, monkeypatch, capsys):

@@ -1,35 +1,18 @@
 """Training runs as users start them: real processes, real data."""
 
-import json
 import re
-from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.launching import (
-    BESIDE_PYTHON,
-    DIGITS,
-    ENVIRONMENT,
-    ROOT,
-    errors,
-    launch,
-    python_on_ranks,
-    run,
-    tail,
-)
+from tests.launching import DIGITS, ENVIRONMENT, ROOT, errors, launch, python_on_ranks, run, tail
+from tests.training.small import metrics_of, records_of
 from tests.training.test_tune import save
 
 pytestmark = pytest.mark.launch
 
 BRIEF = ("phases.0.epochs=1", "phases.1.epochs=1")
 PARAMETERS = 77_754  # of resnet8 with one channel and ten classes
-
-
-def lines_of(folder: Path) -> list[dict]:
-    """Return the metrics of the one run in ``folder/runs``."""
-    (run_folder,) = (folder / "runs").iterdir()
-    return [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.large
@@ -73,7 +56,7 @@ def test_a_run_says_what_it_does_reaches_its_accuracy_and_sends_less(tmp_path, n
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert [phase["reducer"]["name"] for phase in config["phases"]] == ["hitopk", "dense"]
 
-    lines, ranks = lines_of(tmp_path), sum(nodes)
+    lines, ranks = metrics_of(tmp_path / "runs"), sum(nodes)
     assert (lines[0]["kind"], lines[0]["ranks"], lines[0]["nodes"]) == ("run", ranks, nodes)
     assert [reducer["name"] for reducer in lines[0]["reducers"]] == ["hitopk", "dense"]
     assert f"by {ranks} ranks on 2 nodes ({', '.join(lines[0]['hosts'])})" in result.stdout
@@ -113,7 +96,7 @@ def test_a_run_repeats_bitwise_and_rank_0_alone_speaks(tmp_path):
     assert result.returncode == 0, tail(result)
     assert result.stdout.count("test accuracy") == 2 * 3  # two epochs and the end
     first, second = (
-        [line["loss"] for line in lines_of(tmp_path / verify) if line["kind"] == "step"]
+        [line["loss"] for line in records_of(tmp_path / verify / "runs", "step")]
         for verify in ("false", "true")
     )
     assert len(first) == 2 * (1437 // 32)
@@ -185,50 +168,3 @@ def test_an_exception_on_all_ranks_is_told_once():
     assert result.returncode != 0
     assert result.stderr.count("Traceback") == 1
     assert result.stderr.count("rank 0 of 2 on ") == 1
-
-
-@pytest.mark.large
-def test_an_exception_in_the_middle_of_training_ends_the_launch_with_one_traceback(tmp_path):
-    # a sitecustomize that breaks one rank's data in its second batch; everything else is the real command
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os, datacache.cache as cache\n"
-        "if os.environ.get('OMPI_COMM_WORLD_RANK') == '1':\n"
-        "    whole = cache.DataCache.batches\n"
-        "    def broken(self, *words, **options):\n"
-        "        for number, batch in enumerate(whole(self, *words, **options)):\n"
-        "            if number: raise OSError('the disk is gone')\n"
-        "            yield batch\n"
-        "    cache.DataCache.batches = broken\n"
-    )
-    result = run(
-        "env", f"PYTHONPATH={tmp_path}", "cloudtrain", "launch", "-np", "2", DIGITS, *BRIEF, cwd=tmp_path
-    )
-    assert result.returncode == 1, tail(result)
-    assert result.stderr.count("rank 1 of 2 on ") == 1
-    assert result.stderr.count("Traceback") == 1
-    assert result.stderr.rstrip().endswith("OSError: the disk is gone")
-
-
-@pytest.mark.large
-def test_training_that_diverges_ends_and_says_so(tmp_path):
-    result = launch(2, DIGITS, *BRIEF, "phases.0.learning_rate={start: 1e30, end: 1e30}", cwd=tmp_path)
-    assert result.returncode == 1, tail(result)
-    (line,) = result.stderr.splitlines()
-    assert "20 steps in a row had a NaN or an infinity in their gradients" in line
-    assert "the learning rate is 1e+30: try a smaller one" in line
-    steps = [line for line in lines_of(tmp_path) if line["kind"] == "step"]
-    assert steps[-1]["finite"] is False
-    assert steps[-1]["loss"] is None
-
-
-@pytest.mark.large
-def test_a_launch_over_gloo_is_refused_with_the_way_to_launch(tmp_path):
-    result = run(
-        "horovodrun", "--gloo", "-np", "2", str(BESIDE_PYTHON / "cloudtrain"), "train", DIGITS, cwd=tmp_path
-    )
-    assert result.returncode != 0
-    said = [line for line in result.stderr.splitlines() if "cloudtrain: " in line]
-    assert len(said) == 1, tail(result)
-    assert "HOROVOD_SIZE says that 2 ranks were started and MPI sees 1 (horovodrun --gloo?)" in said[0]
-    assert "cloudtrain launch -np 2 CONFIG" in said[0]
-    assert list(tmp_path.iterdir()) == []

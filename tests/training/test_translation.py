@@ -9,7 +9,7 @@ from sacrebleu.metrics.bleu import BLEU
 from commlib import transport
 from datacache import DataCache, unpack_tokens
 from tests.training.refusal import refused
-from tests.training.small import metrics_of, records_of
+from tests.training.small import records_of
 from training import Trainer
 from training.config.config import Config, ConfigurationError, load
 from training.datasets.vocabulary import PAD, START
@@ -29,7 +29,6 @@ def word(keys):
 
 
 def translation(*words, model=TINY, dataset=PAIRS, **keys) -> Config:
-    """Return a configuration of a tiny Transformer on generated pairs."""
     named = model if model.startswith("tests.") else "{name: transformer, " + model.strip("{")
     phases = f"phases=[{word({**PHASE, **keys})}]"
     return load(
@@ -49,7 +48,6 @@ def samples_of(config, ranks=1) -> Samples:
 
 
 def batches_of(samples, part="training"):
-    """Return the batches of each rank of an epoch."""
     reading = getattr(samples.config.task.make().inputs(samples.config.phases[0], samples), part)
     manifest = getattr(samples, part)
     cache = DataCache(getattr(samples.dataset, part), manifest=manifest, preprocessing=reading.preprocessing)
@@ -67,9 +65,6 @@ def pairs_of(samples, part="training"):
 
 def stripped(row):
     return tuple(int(token) for token in row if token != PAD)
-
-
-# ------------------------------------------------------------------------------------------- batches
 
 
 @pytest.mark.parametrize(("world_size", "accumulate"), [(1, 1), (2, 1), (3, 2), (5, 1)])
@@ -121,9 +116,6 @@ def test_the_loss_is_that_of_float64_with_label_smoothing():
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-# ----------------------------------------------------------------------------------------------- BLEU
-
-
 def test_bleu_is_that_of_sacrebleu_and_a_perfect_translation_has_100():
     references = ["das Haus ist klein .", "ein Test", "viele Worte stehen hier und dort"]
     assert bleu(references, references) == pytest.approx(100)
@@ -160,9 +152,6 @@ def test_all_ranks_have_the_bleu_and_the_perplexity_of_all_pairs():
     assert [each["translation"] for each in result.examples] == [found[n] for n in (0, 5, 10)]
 
 
-# ----------------------------------------------------------------------------------------------- runs
-
-
 def run_of(config) -> Trainer:
     keras.utils.clear_session()
     return Trainer(config)
@@ -180,7 +169,7 @@ def test_a_run_of_half_precision_with_clipping_and_tied_tables_learns_and_shows_
     assert [set(each) for each in records[-1]["examples"]] == [{"source", "translation", "reference"}] * 3
     shown = capfd.readouterr()
     assert records[-1]["examples"][1]["reference"] in shown.out + shown.err
-    (epoch,) = [each for each in metrics_of(tmp_path) if each["kind"] == "epoch" and each["epoch"] == 5]
+    epoch = records_of(tmp_path, "epoch")[5]
     assert {"bleu", "perplexity", "tokens_per_second"} <= set(epoch)
 
 
@@ -195,9 +184,6 @@ def test_a_classifier_learns_what_the_first_word_says(tmp_path):
         answers = run.model(batch.arrays[0]).numpy().argmax(axis=1)
         right += int((answers == batch.arrays[1])[batch.counts].sum())
     assert summary.metrics["accuracy"] == right / 21
-
-
-# ------------------------------------------------------------------------------------------ bad input
 
 
 @pytest.mark.parametrize(

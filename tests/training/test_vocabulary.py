@@ -28,14 +28,12 @@ def made(type: str = "bpe", size: int = 32, **options) -> Vocabulary:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """Return the user's cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "cloudtrain" / "vocabularies"
 
 
 @pytest.fixture
 def text(tmp_path):
-    """Return a source of text."""
     (tmp_path / "train.txt").write_text("\n".join(sentences(200)))
     return TextLines(str(tmp_path), "train.txt")
 

@@ -1,11 +1,13 @@
 """What writers give to other tools: the numbers of a run, its configuration without secrets, and no more."""
 
 import json
+import random
 import re
 import socket
 import sys
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock, call
@@ -13,16 +15,15 @@ from unittest.mock import Mock, call
 import pytest
 import tensorflow as tf
 from prometheus_client.parser import text_string_to_metric_families
-from typer.testing import CliRunner
 
 from commlib import LinkBytes, Report
 from commlib.reducers.report import StageSeconds
 from commlib.topology import Traffic
 from tests.launching import ROOT
-from tests.training.small import assert_same_weights, crash_after, phase, records_of, trainer
+from tests.training.refusal import refusal
+from tests.training.small import assert_same_weights, before_steps, crash_after, phase, records_of, trainer
 from tests.training.test_summary import epoch
 from training.callbacks.writers import Prometheus, numbers_of_epoch, numbers_of_step
-from training.commands.main import app
 from training.commands.train import train
 from training.config.config import load
 from training.config.records import DawnBenchEntry
@@ -91,9 +92,6 @@ def test_the_page_has_every_number():
     assert named == {name for name in {**numbers, **of_epoch} if not name.startswith("test")}
 
 
-# ------------------------------------------------------------------------------------------ TensorBoard
-
-
 def scalars_of(folder):
     found = {}
     (file,) = folder.glob("*/tensorboard/events.out.tfevents.*")
@@ -114,9 +112,6 @@ def test_tensorboard_has_the_numbers_of_the_run_and_changes_none(tmp_path):
     assert not list((tmp_path / "b").glob("*/tensorboard"))
 
 
-# ------------------------------------------------------------------------- Weights & Biases, and MLflow
-
-
 @pytest.fixture
 def fakes(monkeypatch):
     """Return packages of the names wandb and mlflow that note every call."""
@@ -128,7 +123,6 @@ def fakes(monkeypatch):
 
 
 def numbers_by_step(method):
-    """Return the numbers that were given to a method of a package, by their steps."""
     found = {}
     for each in method.call_args_list:
         found.setdefault(each.kwargs["step"], {}).update(each.args[0])
@@ -201,13 +195,13 @@ def test_a_dry_run_gives_nothing_away(tmp_path, fakes, monkeypatch):
     assert fakes.wandb.mock_calls == fakes.mlflow.mock_calls == []
 
 
-# ------------------------------------------------------------------------------------------- Prometheus
-
-
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Return a port that no other process gets where it asks for any: those are from 32768 on."""
+    while True:
+        port = random.randrange(20_000, 32_768)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def scraped(port):
@@ -222,13 +216,7 @@ def scraped(port):
 def test_prometheus_reads_the_newest_numbers_while_the_run_lasts(tmp_path):
     port, found = free_port(), []
     run = trainer(tmp_path, f"metrics_port={port}", "log_every=1", phases=(phase(steps=3),))
-    step = run.parts.step.take
-
-    def look(*arguments):
-        found.append(scraped(port))
-        return step(*arguments)
-
-    run.parts.step.take = look
+    before_steps(run, lambda *_: found.append(scraped(port)))
     run.fit()
     line = records_of(tmp_path, "step")[1]
     expected = {
@@ -272,6 +260,5 @@ def test_a_port_in_use_is_one_line_before_anything_is_written(tmp_path):
 
 @pytest.mark.parametrize("command", [["train"], ["launch", "-np", "2"]])
 def test_the_command_line_takes_the_port(command):
-    result = CliRunner().invoke(app, [*command, "digits", "--metrics-port", "70000"])
-    assert result.exit_code == 2
-    assert "metrics_port: expected a port from 1 to 65535, got 70000" in result.output
+    line = refusal(*command, "digits", "--metrics-port", "70000")
+    assert "metrics_port: expected a port from 1 to 65535, got 70000" in line
