@@ -523,6 +523,7 @@ def damage(content, key, value):
         (["network", "inter", "beta"], -1.0),
         (["network", "more"], {}),
         (["job", "hosts"], 5),
+        (["job", "ranks_of_nodes"], [float("inf")]),
         (["trials"], [{"size": 1}]),
         (None, None),  # half of the file is missing
     ],

@@ -116,6 +116,14 @@ def test_the_velocity_of_a_single_rank_which_sends_nothing_goes_on(name):
     assert simulated.run(body, 1) == [[[1.0] * 3, [1.5] * 3, [1.75] * 3]]
 
 
+def test_factors_are_no_entries_that_masking_starts_again():
+    def body(comm):
+        corrected = MomentumCorrection(make_reducer("powersgd", Topology(comm), 3), 0.5)
+        return [corrected.reduce(np.ones(3)).tolist() for _ in range(3)]
+
+    assert simulated.run(body, 2) == [[[1.0] * 3, [1.5] * 3, [1.75] * 3]] * 2
+
+
 def test_masking_in_nodes_starts_the_velocity_of_what_was_applied_again():
     """As above in each of two shards, of which a node sends one entry; its owner has the residual."""
 

@@ -29,7 +29,7 @@ from commlib.products import add_and_multiply, multiply, multiply_transposed, re
 from commlib.reducers.messages import gather_doubling
 from commlib.reducers.residual import ResidualOptions, ResidualReducer, State
 from commlib.topology import LinkBytes, Topology
-from commlib.vectors import VALUE_BYTES, Float32, SparseVector, is_finite, non_finite
+from commlib.vectors import VALUE_BYTES, Float32, Index, SparseVector, index_dtype, is_finite, non_finite
 from commlib.work import Work
 
 SEED = 0x50_53_47_44  # of the first factors, on all ranks and in all runs
@@ -195,6 +195,10 @@ class PowerSGD(ResidualReducer):
         """See :meth:`ResidualReducer.set_density`; the factors begin anew."""
         super().set_density(density)
         self._make_plan()
+
+    def sent_indices(self, mean: Float32) -> Index:
+        """Return none: factors carry a part of every entry, so that masking has nothing to start again."""
+        return np.empty(0, index_dtype(self.size))
 
     def _exchange(self, collected: Float32) -> tuple[SparseVector, int]:
         residual, accumulated, plan = self._decayed(), self._spare, self._plan

@@ -114,7 +114,15 @@ class Profile:
             return cls.of(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             raise InvalidArgument(one_line(f"{path}: no such profile")) from None
-        except (OSError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        except (
+            OSError,
+            AttributeError,
+            KeyError,
+            TypeError,
+            ValueError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             what = f"({type(error).__name__}: {str(error) or 'nested too deep'})"
             raise InvalidArgument(
                 one_line(f"{path}: expected a profile of format {FORMAT}, got something else {what}")

@@ -21,7 +21,7 @@ def install() -> int:
     except InvalidArgument as error:
         usage_error(f"install-horovod: {error}")
     os.dup2(sys.stderr.fileno(), ANNOUNCED)
-    with tempfile.TemporaryFile("w+") as log:
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
         command = ["bash", str(SCRIPT), sys.executable, str(wheels)]
         status = subprocess.run(
             command, stdout=log, stderr=subprocess.STDOUT, pass_fds=[ANNOUNCED], check=False
