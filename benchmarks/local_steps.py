@@ -173,8 +173,6 @@ def watch_links(names: Sequence[str]) -> None:
     """Record what links carry over time; what was recorded of the same clusters before is replaced."""
     content = plan()
     names = names or content["link"]["cells"]
-    kept = [each for each in convergence.recorded(LINK) if cell_of(each) not in names]
-    LINK.write_text("".join(json.dumps(each) + "\n" for each in kept))
     with cluster_or_exit() as cluster:
         for name in names:
             rate, layout = place_of(name)
@@ -184,9 +182,11 @@ def watch_links(names: Sequence[str]) -> None:
                 for variant, phase in content["link"]["variants"].items()
             ]
             cluster.up(layout.nodes, rate)
-            with link_use.sampled(cluster.state) as samples, LINK.open("a") as records:
-                for told in told_on(cluster, name, "benchmarks.link_use", job, "links"):
-                    records.write(json.dumps(link_use.record_of(name, told, samples)) + "\n")
+            with link_use.sampled(cluster.state) as samples:
+                told = list(told_on(cluster, name, "benchmarks.link_use", job, "links"))
+            kept = [each for each in convergence.recorded(LINK) if cell_of(each) != name]
+            found = [*kept, *(link_use.record_of(name, each, samples) for each in told)]
+            LINK.write_text("".join(json.dumps(each) + "\n" for each in found))
 
 
 def cell_of(record: Mapping[str, Any]) -> str:

@@ -73,8 +73,28 @@ keep linear benchmarks.linear --cluster --batch-size 125 --steps 40
 keep linear benchmarks.linear --simulated
 keep linear benchmarks.linear --cluster --solver coordinate --steps 1 --passes 1
 for loss in logistic hinge; do keep linear benchmarks.linear --loss $loss; done
-keep race benchmarks.race --seeds 0
-keep race-accuracy benchmarks.race --rate 0.2gbit --layout 4x1 --reducer hitopk --reducer oktopk --reducer auto
+
+./scripts/install.sh frameworks
+mpirun=(.venv-frameworks/bin/mpirun --allow-run-as-root --bind-to none --mca mpi_yield_when_idle 1 -x OMP_NUM_THREADS=1)
+torch_ddp() { # RATE ARGUMENT…: PyTorch on four nodes of one rank
+    local nodes=(-H node1:1,node2:1,node3:1,node4:1 --mca btl_tcp_if_include eth0 -x GLOO_SOCKET_IFNAME=eth0)
+    .venv/bin/python -m benchmarks.emulated up --nodes 4 --rate "$1"
+    part "$results-torch-ddp.jsonl" .venv/bin/python -m benchmarks.emulated run -- "${mpirun[@]}" "${nodes[@]}" \
+        .venv-frameworks/bin/python -m benchmarks.torch_ddp --rate "$@"
+    .venv/bin/python -m benchmarks.emulated down
+}
+torch_ddp 0.2gbit --steps 30
+torch_ddp 1gbit --network deep --batch 1024 --steps 12 --subject 'ddp over gloo' --subject 'dense, no overlap' --subject dense
+part "$results-jax-exchange.jsonl" "${mpirun[@]}" -np 2 .venv-frameworks/bin/python -m benchmarks.jax_exchange
+
+raced=(--model mlp --reducer hitopk --reducer oktopk --reducer auto)
+keep race benchmarks.race --rate 0.2gbit --layout 4x1 "${raced[@]}"
+keep race-1gbit benchmarks.race --rate 1gbit --rate 10gbit --layout 4x2 --layout 4x1 "${raced[@]}" --seeds 0
+keep race-4x2 benchmarks.race --rate 0.2gbit --layout 4x2 "${raced[@]}" --seeds 0
+keep race-all benchmarks.race --rate 1gbit --layout 4x2 --model mlp --seeds 0
+keep race-small benchmarks.race --rate 0.2gbit --rate 1gbit --layout 4x1 --model resnet20 --model lstm_lm_small \
+    --reducer hitopk --reducer oktopk --reducer auto --seeds 0
+keep race-overlap benchmarks.race --model vgg16_cifar --rate 0.5gbit --layout 4x1 --reducer dense --reducer hitopk --seeds 0
 .venv/bin/python -m benchmarks.draw_benchmarks
 .venv/bin/python -m benchmarks.validate
 rm "$measured"

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from benchmarks import pictures as synthetic
+from benchmarks.pictures import sample_jpeg
 from datacache import CentreCrop, DataCache, EvaluationOrder, Preprocessing
 from tests.launching import run
 from training.datasets import DATASETS, Dataset, check_dataset, make_dataset
@@ -231,17 +231,27 @@ def test_the_names_of_classes_may_be_any_bytes(tmp_path):
 
 @pytest.fixture
 def tfrecords(tmp_path):
-    """Twelve training and five validation samples of four classes, as ImageNet's."""
+    """Twelve training and five validation pictures of four classes, as ImageNet's; ``photos``: the same."""
+    tf = pytest.importorskip("tensorflow")
     root = tmp_path / "records"
-    synthetic.generate(root, 12, classes=4, form="tfrecord", seed=1)
-    synthetic.generate(tmp_path / "other", 5, classes=4, form="tfrecord", seed=2)
-    shutil.move(tmp_path / "other" / "train-00000-of-00001", root / "validation-00000-of-00001")
+    root.mkdir()
+    for part, name, samples in (("train", "train", 12), ("val", "validation", 5)):
+        with tf.io.TFRecordWriter(str(root / f"{name}-00000-of-00001")) as writer:
+            for sample in range(samples):
+                label, jpeg = sample % 4, sample_jpeg(100 * samples + sample)
+                photo = tmp_path / "photos" / part / f"class_{label}" / f"{sample:02}.jpg"
+                photo.parent.mkdir(parents=True, exist_ok=True)
+                photo.write_bytes(jpeg)
+                features = {
+                    "image/encoded": tf.train.Feature(bytes_list=tf.train.BytesList(value=[jpeg])),
+                    "image/class/label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label + 1])),
+                }
+                message = tf.train.Example(features=tf.train.Features(feature=features))
+                writer.write(message.SerializeToString())
     return root
 
 
 def test_imagenet_s_records_and_folders_hold_the_same(tfrecords, tmp_path):
-    synthetic.generate(tmp_path / "photos" / "train", 12, classes=4, seed=1)
-    synthetic.generate(tmp_path / "photos" / "val", 5, classes=4, seed=2)
     of_records = make_dataset("imagenet", tfrecords)
     of_folders = make_dataset("imagenet", tmp_path / "photos")
     assert (of_records.classes, of_folders.classes) == (1000, 4)
