@@ -72,7 +72,7 @@ class DistributedGradients(Closing):
         return jax.tree_util.tree_unflatten(self._structure, leaves)
 
     def reduce(self, gradients: Any) -> Any:
-        """Return the mean of a tree of gradients over all ranks, on the devices and of the types given.
+        """Return the mean of a tree of gradients over all ranks, on their devices and of the types JAX has.
 
         Collective; called between two steps, never inside ``jit``: the message would travel when the function
         is traced. The means are all NaN where the step is skipped.

@@ -127,7 +127,7 @@ class Storage:
             raise ValueError(f"timeout_seconds: expected a number above 0, got {timeout_seconds!r}")
         if options is not None and not isinstance(options, Mapping):
             raise ValueError(f"options: expected keys and values, got one {type(options).__name__}")
-        is_root = url == "/" or url.endswith("://")
+        is_root = url == "/" or url.endswith(("://", ":///"))
         self.url, self._whole_url = without_secrets(url if is_root else url.rstrip("/")), url
         self._options = dict(options or {})
         self._attempts = attempts

@@ -273,8 +273,10 @@ class LayerWise(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has 
         return tf.ensure_shape(squares, (2, len(weights)))
 
     def _measured(self, *tensors: Array) -> Squares:
-        assert isinstance(self.norms, Norms)  # as when this step was traced
         half = len(tensors) // 2
+        if self.norms is None or isinstance(self.norms, GivenSquares):
+            got = type(self.norms).__name__
+            raise InvalidArgument(f"norms: expected Norms, as when this step was traced, got {got}")
         return self.norms.squares(tensors[:half], tensors[half:])
 
 

@@ -10,6 +10,7 @@ from tests.launching import MPIRUN, run, tail
 PLAIN = (
     "tests/reducers/test_promises.py",
     "tests/reducers/test_promises_buckets.py",
+    "tests/reducers/test_promises_wrapped.py",
     "tests/test_exchange.py",
     "tests/test_wrappers.py",
     "tests/transport/test_communicator.py",

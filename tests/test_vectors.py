@@ -123,7 +123,7 @@ def test_pairs_that_are_none_are_refused(indices, values, message):
         SparseVector.from_pairs(7, indices, values)
 
 
-def test_to_dense_is_a_new_array_of_either_as_either():
+def test_to_dense_is_a_new_array_of_sparse_and_dense_vectors():
     vector = sparse(9, {1: 2.0, 4: 3.0})
     for each in (vector, as_dense(vector)):
         each.to_dense()[:] = 7

@@ -111,10 +111,16 @@ class Reducer(ABC):
         ``takes_entries`` make such a gradient dense.
         """
         mean: Float32 | SparseVector
-        mean, self.last = self.propose(gradient, out)
+        mean, self.last = self.propose(gradient, out)  # type: ignore[arg-type]
         if self.last.finite:
             self.commit()
         return mean
+
+    @overload
+    def propose(self, gradient: SparseVector) -> tuple[SparseVector, Report]: ...
+
+    @overload
+    def propose(self, gradient: npt.ArrayLike, out: Float32 | None = None) -> tuple[Float32, Report]: ...
 
     def propose(
         self, gradient: npt.ArrayLike | SparseVector, out: Float32 | None = None

@@ -267,10 +267,11 @@ def _check_launch(size: int) -> None:
 
 
 def _cores_here() -> int:
-    """Return the cores of this machine: those of the launcher, if it has bound this rank to some of them."""
+    """Return the cores that ranks here share: those of the launcher, if it has bound this rank to one."""
     cores = len(os.sched_getaffinity(0))
-    with suppress(OSError):  # without a launcher, the parent may have ended
-        cores = max(cores, len(os.sched_getaffinity(os.getppid())))
+    if cores == 1:
+        with suppress(OSError):  # without a launcher, the parent may have ended
+            return len(os.sched_getaffinity(os.getppid()))
     return cores
 
 

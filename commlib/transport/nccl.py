@@ -237,7 +237,8 @@ def world(*, between: str = "nccl", share_gpus: bool = False) -> Communicator:
 def over(control: Communicator, *, between: str = "nccl", share_gpus: bool = False) -> Communicator:
     """Return the communicator of :func:`world` of ``control``'s ranks; ``control`` moves host memory.
 
-    Where ``control`` checks its messages, those between GPUs are checked, too. Closing the result closes it.
+    Where ``control`` checks its messages, those between GPUs are checked, too. Closing the result closes
+    ``control``.
     """
     if between not in BETWEEN:
         raise InvalidArgument(f"between: expected one of {', '.join(BETWEEN)}, got {between!r}")

@@ -1,10 +1,52 @@
-"""What the checks that need a GPU say of ranks that cannot report."""
+"""The checks that need a GPU, as far as they go without one."""
+
+import json
+import queue
+import sys
+import threading
+
+import numpy as np
+import pytest
 
 from benchmarks import gpu_checks
+from commlib.transport import nccl
 
 
 def test_ranks_that_die_without_a_word_are_a_failure(monkeypatch, tmp_path):
     (tmp_path / "cupy.py").write_text("import os; os._exit(3)")  # as a fault of the driver ends a process
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
     found = gpu_checks.through_nccl(2, [1], limit=60.0)
     assert found == [("failed", {"error": "the ranks ended with the statuses [3, 3]"})]
+
+
+@pytest.mark.skipif(nccl.missing() is None, reason="there is a GPU")
+def test_without_a_gpu_one_line_says_what_is_missing(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu_checks.py"])
+    assert gpu_checks.main() == 2
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line) == {"check": "missing", "problem": nccl.missing()}
+
+
+def test_ranks_that_are_connected_by_pipes_see_the_bits_of_simulated_ones():
+    """All that the ranks of NCCL do, in host memory: what travels is short enough for a pipe."""
+    ranks, sizes, out = 3, (1, 500), queue.Queue()
+    pipes = gpu_checks.connected(ranks)
+    threads = [
+        threading.Thread(
+            target=lambda rank: gpu_checks.check(gpu_checks.Pipes(pipes, rank, range(ranks)), sizes, out),
+            args=(rank,),
+        )
+        for rank in range(ranks)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = [out.get() for _ in range(out.qsize())]
+    assert [what for what, _ in found] == ["collectives"] + ["reducer"] * 2 * len(sizes) * len(
+        gpu_checks.CASES
+    )
+    assert found[0][1] and all(found[0][1].values())
+    for _, each in found[1:]:
+        assert each["digests"] == gpu_checks.in_threads(each["case"], ranks, each["ranks_per_node"], np)

@@ -60,21 +60,21 @@ CONTAINER = {"memory/memory.limit_in_bytes": "5000\n", "memory/memory.usage_in_b
 
 
 @pytest.mark.parametrize(
-    ("groups", "files", "free"),
+    ("groups", "files", "free", "named"),
     [
-        ("0::/job/step\n", VERSION_2, 5000 - 4000 + 700),
-        ("3:cpuset:/\n2:memory:/job\n0::/\n", VERSION_1, 5000 - 4000 + 500),
-        ("2:memory:/outside/of/it\n", CONTAINER, 0),
+        ("0::/job/step\n", VERSION_2, 5000 - 4000 + 700, "job"),
+        ("3:cpuset:/\n2:memory:/job\n0::/\n", VERSION_1, 5000 - 4000 + 500, "job"),
+        ("2:memory:/outside/of/it\n", CONTAINER, 0, "memory"),
     ],
     ids=["version-2", "version-1", "inside-a-container"],
 )
 def test_a_control_group_bounds_a_tmpfs(
-    tmp_path: Path, groups: str, files: dict[str, str], free: int
+    tmp_path: Path, groups: str, files: dict[str, str], free: int, named: str
 ) -> None:
     machine(tmp_path, 1 << 20, groups, files)
     limit = tightest(tmp_path, tmp_path)
     assert limit.free == free
-    assert "the control group" in limit.name and "raise" in limit.remedy
+    assert "the control group" in limit.name and limit.name.endswith(f"/{named}") and "raise" in limit.remedy
 
 
 def test_memory_bounds_a_tmpfs_and_not_a_disk(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_what_is_wrong_is_one_line(config, capfd, words, message):
 
 
 @pytest.mark.parametrize(("limit", "file"), [(300, "config.yaml"), (1200, "model.npz")])
-def test_a_disk_without_room_is_one_line(config, capfd, limit, file):
+def test_no_room(config, capfd, limit, file):
     train(str(config), [])  # compiles the kernels, which takes room, too
     capfd.readouterr()
     _, hard = before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -6,6 +6,7 @@ transport.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -71,7 +72,55 @@ def heavy_tailed(size: int, *seed: int) -> np.ndarray:
 
 
 FAR = 2**33  # 32 GiB of float32: nothing of this size is allocated below
+FAR_ENTRIES = [
+    {5: -2.0, 2**31 + 7: 7.0, 2**32 + 1: 3.0},
+    {5: -4.0, 2**31 + 8: 1.0, 2**32 + 1: 4.0},
+    {2**32 + 1: 5.0, 2**33 - 2: 2.0, 2**33 - 1: 9.0},
+]
 FAR_SUMS = {5: -6.0, 2**31 + 7: 7.0, 2**31 + 8: 1.0, 2**32 + 1: 12.0, 2**33 - 2: 2.0, 2**33 - 1: 9.0}
+
+
+def lengthened(comm, name, size, **options):
+    """A reducer that combines vectors of ``size`` entries, without the residual that would not fit."""
+    reducer = make_reducer(name, Topology(comm, ranks_per_node=1), size=6, density=0.5, **options)
+    bounds = partition(size, comm.size)
+    reducer.length, reducer._ranges = size, list(pairwise(map(int, bounds)))
+    if name == "oktopk":
+        reducer.state = replace(reducer.state, regions=bounds)
+    return reducer
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gtopk", {}),
+        ("oktopk", {"leftovers": "owner"}),
+        ("oktopk", {"leftovers": "sender", "wire": "fp16"}),
+    ],
+    ids=str,
+)
+def test_indices_past_32_bits_are_combined_and_dropped_where_they_belong(name, options):
+    """SparCML C-S5, OmniReduce C-O1: 32-bit dimensions, counts and indices."""
+
+    def body(comm):
+        reducer, dropped = lengthened(comm, name, FAR, **options), []
+        reducer.drop = lambda vector, at=0: dropped.append(entries_of(vector, at))
+        reducer.take_off = lambda vector, at=0: dropped.append(
+            {index: -value for index, value in entries_of(vector, at).items()}
+        )
+        combined = reducer._combine(sparse(FAR, FAR_ENTRIES[comm.rank]))
+        return entries_of(combined), dropped
+
+    seen = simulated.run(body, 3)
+    combined = seen[0][0]
+    assert all(each == combined for each, _ in seen)
+    # the three largest sums
+    assert combined == {index: FAR_SUMS[index] for index in (2**31 + 7, 2**32 + 1, 2**33 - 1)}
+    kept = dict.fromkeys(FAR_SUMS, 0.0)
+    for _, dropped in seen:
+        for index, value in (entry for vector in dropped for entry in vector.items()):
+            kept[index] += value
+    assert {index: combined.get(index, 0) + value for index, value in kept.items()} == FAR_SUMS
 
 
 def test_vectors_past_32_bits_are_cut_joined_and_sent_without_loss():

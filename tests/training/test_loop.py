@@ -123,7 +123,6 @@ def test_the_lines_of_a_run_tell_what_happened(tmp_path):
     assert [line["steps"] for line in checkpoints] == [5, 10, 12, 15]
     for line in checkpoints:  # written in the background
         assert line["copy_seconds"] > 0
-        assert min(line["write_seconds"], line["wait_seconds"]) >= 0
     stall = by_kind["stall"]["stall_seconds"]
     assert by_kind["stall"]["phase"] == 1
     assert [each.stall_seconds for each in summary.phases] == [None, stall]

@@ -157,6 +157,7 @@ def test_a_run_of_fewer_steps_writes_those_that_there_are_and_says_where_there_a
 ):
     trainer(tmp_path, "trace=100", phases=(phase(steps=steps),)).fit()
     assert said in capsys.readouterr().out
+    assert bool(list(tmp_path.glob("*/trace.json"))) == (steps > 1)
     traces = [
         span["name"]
         for path in tmp_path.glob("*/trace.json")

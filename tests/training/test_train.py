@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tests.launching import DIGITS, ENVIRONMENT, ROOT, errors, launch, python_on_ranks, run, tail
-from tests.training.small import metrics_of, records_of
+from tests.training.small import LINEAR, metrics_of, phase, records_of
 from tests.training.test_tune import save
 
 pytestmark = pytest.mark.launch
@@ -168,3 +168,12 @@ def test_an_exception_on_all_ranks_is_told_once():
     assert result.returncode != 0
     assert result.stderr.count("Traceback") == 1
     assert result.stderr.count("rank 0 of 2 on ") == 1
+
+
+def test_local_steps_of_real_ranks_end_with_equal_weights(tmp_path):
+    outer = "{rate: 0.7, momentum: 0.9, fragments: 2, delay: 1}"
+    keys = phase(steps=8, local_steps=4, round_seconds=1000, outer=outer)
+    words = (LINEAR, "cache={}", "ranks_per_node=1", "reducer=dense", "digest_every=4", f"phases=[{keys}]")
+    result = launch(2, DIGITS, *words, f"output={tmp_path}/runs")
+    assert result.returncode == 0, tail(result)
+    assert records_of(tmp_path / "runs", "digest")[-1]["steps"] == 8

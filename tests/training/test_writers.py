@@ -198,7 +198,7 @@ def test_a_dry_run_gives_nothing_away(tmp_path, fakes, monkeypatch):
 def free_port():
     """Return a port that no other process gets where it asks for any: those are from 32768 on."""
     while True:
-        port = random.randrange(20_000, 32_768)
+        port = random.SystemRandom().randrange(20_000, 32_768)  # not by the seed of a run
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

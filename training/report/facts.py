@@ -143,7 +143,7 @@ def _state_in_words(run: Run) -> str:
 def _ranks(run: Run) -> str:
     source = run.begun if whole(run.begun, "ranks") else run.folder.summary
     count, nodes, hosts = whole(source, "ranks"), source.get("nodes"), source.get("hosts")
-    if count is None or not isinstance(nodes, list) or not isinstance(hosts, list):
+    if not (count and nodes and hosts and isinstance(nodes, list) and isinstance(hosts, list)):
         return ""
     transport = text(run.begun.get("transport"))
     by = f", by {transport}" if transport not in ("", "none") else ""

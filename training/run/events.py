@@ -3,6 +3,7 @@
 :mod:`training.process.progress` shows the lines, :class:`training.run_folder.RunFolder` writes the records.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
@@ -58,7 +59,8 @@ def _last_test(summary: Summary, task: Task) -> str:
         return "not tested"
     name, metric = next(iter(task.metrics.items()))
     value = summary.metrics[name]
-    of = f" ({round(value * summary.tested)} of {summary.tested})" if metric.share else ""
+    is_count = metric.share and math.isfinite(value)
+    of = f" ({round(value * summary.tested)} of {summary.tested})" if is_count else ""
     return f"{metric.label} {metric.shown(value)}{of}"
 
 

@@ -260,6 +260,8 @@ class Trainer:
                 break
         if phase.number > 0 and self.position.phase_steps == len(self.accumulator.seconds):
             self._note_stall(phase)
+        if self.position.phase_steps == phase.steps:
+            step.abandon_round()  # of a phase that was resumed within its last round, and has no step left
         self._finish_epoch(phase)
 
     def _batches(self, phase: PhaseRun) -> Iterator[Batch]:
