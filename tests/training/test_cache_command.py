@@ -19,14 +19,6 @@ def cache(tmp_path):
     return call
 
 
-def damage(folder):
-    path = max(folder.glob("gen-*/records"), key=lambda path: path.stat().st_size)
-    data = bytearray(path.read_bytes())
-    for place in range(len(data) // 2, len(data), 1000):
-        data[place] ^= 255
-    path.write_bytes(data)
-
-
 def test_a_folder_that_is_a_link_is_refused_in_one_line(tmp_path):
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
@@ -47,7 +39,11 @@ def test_samples_are_built_listed_verified_repaired_and_removed(cache, tmp_path)
     assert told.count(" no ") == 6
     assert cache("verify").exit_code == 0
 
-    damage(tmp_path / "disk")
+    path = max(tmp_path.glob("disk/gen-*/records"), key=lambda path: path.stat().st_size)
+    data = bytearray(path.read_bytes())
+    for place in range(len(data) // 2, len(data), 1000):
+        data[place] ^= 255
+    path.write_bytes(data)
     verified = cache("verify")
     assert verified.exit_code == 1
     assert sum(", 0 of" in line or ": 0 of" in line for line in verified.stdout.splitlines()) == 5

@@ -72,10 +72,6 @@ def calls(tmp_path, monkeypatch):
     return lambda: sys.modules["my_watch.notes"].CALLS
 
 
-def without_events(calls):
-    return [call for call in calls if not call.startswith("event")]
-
-
 def test_hooks_are_called_in_order_of_the_run_and_of_the_configuration(tmp_path, calls):
     names = f"callbacks=[{{name: '{NOTES}', label: 'a '}}, {{name: '{NOTES}', label: 'b '}}]"
     phases = (phase(steps=2), phase(steps=1, batch=32))
@@ -102,7 +98,7 @@ def test_a_run_that_goes_on_gives_callbacks_their_state(tmp_path, calls):
     assert calls()[-2:] == ["error RuntimeError"] * 2
     calls().clear()
     trainer(tmp_path / "runs", *words, "resume=auto", phases=(phase(steps=5),)).fit()
-    hooks = without_events(calls())
+    hooks = [call for call in calls() if not call.startswith("event")]
     assert hooks[2:8:2] == ["run_begin", "resume at 2", "phase_begin 0"]
     assert hooks[3:9:2] == hooks[2:8:2]  # the second of the name has a state of its own
     assert hooks[8] == "step_end 3"

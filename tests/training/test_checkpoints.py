@@ -219,10 +219,6 @@ def newest_steps(folder, ranks, run=""):
     )
 
 
-def of_step(store, step):
-    return next(each for each in store.complete() if each.step == step)
-
-
 def common(comm, path):
     """Return rank 0's path: under mpirun every rank's test has a folder of its own."""
     return comm.allgather_objects(path)[0]
@@ -240,7 +236,8 @@ def keeps_the_last_and_the_best(place, steps_there, comm):
     again = Checkpoints(place, comm, keep=2)
     assert again.count() == 3
     expected = [[1], [1, 2], [2, 3], [2, 3, 4], [4, 5], [5, 6], [5, 6, 7]]
-    return kept == expected and is_right(of_step(again, 5), comm, 5) and is_right(newest(store), comm, 7)
+    best = next(each for each in again.complete() if each.step == 5)
+    return kept == expected and is_right(best, comm, 5) and is_right(newest(store), comm, 7)
 
 
 def finds_a_run_that_went_back(place, comm):

@@ -179,6 +179,7 @@ WRONG = {
     "reducer.selector={name: bucketed, bucket: 0}": "reducer.selector: bucket: expected a whole number of",
     "reducer.wire=fp33": 'reducer.wire: unknown codec "fp33" (known: raw32, gap, bitmap, fp32, ',
     "model=resnet9": 'model.name: unknown model "resnet9" (known: resnet8, resnet20, ',
+    "dataset={name: text, path: /x, vocabulary: {type: words}}": 'unknown vocabulary.type "words"',
     "dataset=digit": 'dataset.name: unknown dataset "digit" (known: digits, mnist5k, cifar10, ',
     "phases.0.epochs=0": "phases[0].epochs: expected a whole number from 1, got 0",
     "phases.0.learning_rate=-1": "phases[0].learning_rate: expected a number from 0, or the keys start and",
@@ -231,7 +232,6 @@ WRONG = {
     "checkpoints={path: /x, storage: {attempts: 2}}": "checkpoints.storage: expected none where path is",
     "checkpoints={path: 's3://x', storage: {attemts: 2}}": "checkpoints.storage: attemts: ",
     "bucket_mib=0": "bucket_mib: expected a number above 0, got 0",
-    "bucket_mib=-1": "bucket_mib: expected a number above 0, got -1",
     "bucket_mib=much": "bucket_mib: expected a number above 0, got 'much'",
 }
 

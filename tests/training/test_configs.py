@@ -1,29 +1,24 @@
 """What ships in ``configs/`` loads, is what its sources say, and fits the ranks that it is meant for."""
 
-import inspect
 import math
 import re
 import shlex
 from pathlib import Path
 
 import pytest
-import yaml
 
 from training.config.config import Config, ConfigurationError, load, load_with_warnings
 from training.config.schedules import Span
-from training.datasets import DATASETS
 from training.models import IMAGES, MODELS
 
 FOLDER = Path(__file__).parents[2] / "configs"
 CONFIGS = {
     path.stem: path for path in sorted(FOLDER.glob("*.yaml")) if "task: linear" not in path.read_text()
 }
-PRESETS = sorted(FOLDER.glob("presets/*.yaml"))
 NEED_A_PATH = [name for name in CONFIGS if name.startswith(("imagenet", "cifar10", "ptb", "bert", "wmt17"))]
 LOCAL = ["brown_diloco", "brown_muloco", "brown_sparseloco", "brown_streaming_diloco"]
 WINDOWS = ["bert_base", "brown_bert_small", "brown_gpt_small", "brown_lstm", "ptb_lstm", *LOCAL]
 TEXT = [*WINDOWS, "ende_transformer", "intents_lstm", "wmt17_transformer"]
-OF_PACKAGES = ("brown", "ende", "intents")  # whose files cloudtrain data leaves where they are looked for
 PICTURES = [name for name in CONFIGS if name not in TEXT]
 PICTURES_AT_A_PATH = [name for name in PICTURES if name in NEED_A_PATH]
 TRAINING_SAMPLES = {"digits": 1437, "mnist5k": 4000, "cifar10": 50_000, "imagenet": 1_281_167}
@@ -41,32 +36,15 @@ def training_samples(config: Config) -> int:
     return samples
 
 
-def spans(config: Config, world_size: int) -> list[Span]:
+def rates(config: Config, world_size: int) -> list[list[float]]:
     found = []
     for phase in config.phases:
         global_batch = phase.batch_size * world_size
         epoch_steps = training_samples(config) // global_batch
         steps = phase.steps or epoch_steps * phase.epochs
-        found.append(Span(steps, epoch_steps, global_batch))
+        rate = phase.learning_rate.resolved(Span(steps, epoch_steps, global_batch))
+        found.append([rate.at(step, steps) for step in range(steps)])
     return found
-
-
-def rates(name: str, world_size: int) -> list[list[float]]:
-    config = load_shipped(name)
-    return [
-        [rate.at(step, span.steps) for step in range(span.steps)]
-        for span, rate in (
-            (span, phase.learning_rate.resolved(span))
-            for phase, span in zip(config.phases, spans(config, world_size), strict=True)
-        )
-    ]
-
-
-def included(path: Path) -> list[Path]:
-    """Return the files that a configuration includes, at any depth."""
-    given = yaml.safe_load(path.read_text()).get("include", [])
-    direct = [(path.parent / name).resolve() for name in ([given] if isinstance(given, str) else given)]
-    return [file for each in direct for file in (each, *included(each))]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -76,11 +54,6 @@ def test_each_loads_without_warnings_under_its_own_name_and_is_read_back_equal(n
     assert (loaded.config.name, loaded.warnings) == (name, [])
     (tmp_path / "config.yaml").write_text(loaded.config.to_yaml())
     assert load(tmp_path / "config.yaml") == loaded.config
-
-
-@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
-def test_every_preset_is_used(path):
-    assert path.resolve() in {file for config in CONFIGS.values() for file in included(config)}
 
 
 @pytest.mark.parametrize("name", NEED_A_PATH)
@@ -98,12 +71,6 @@ def test_the_page_on_training_names_each():
     assert sorted(named) == [(path.stem, path.stem) for path in sorted(FOLDER.glob("*.yaml"))]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_path_is_needed_where_the_data_set_takes_one(name):
-    takes_path = "path" in inspect.signature(DATASETS[load_shipped(name).dataset.name]).parameters
-    assert takes_path == (name in NEED_A_PATH or name.startswith(OF_PACKAGES))
-
-
 @pytest.mark.parametrize(
     ("name", "world_size"), [*((name, 8) for name in PICTURES), *((name, 128) for name in PICTURES_AT_A_PATH)]
 )
@@ -112,7 +79,7 @@ def test_schedules_resolve_and_batches_fit(name, world_size):
     batches = [phase.batch_size * world_size for phase in config.phases]
     assert max(batches) <= training_samples(config)
     assert all(batch % config.cache.shards == 0 for batch in batches)
-    for of_phase in rates(name, world_size):
+    for of_phase in rates(config, world_size):
         assert min(of_phase) >= 0
         assert max(of_phase) > 0
 
@@ -208,7 +175,7 @@ def test_dawnbench_rises_for_13_epochs_and_falls_in_one_line_for_15(world_size):
     config = load_shipped("imagenet_resnet50_dawnbench")
     first, *falling = config.phases
     start, peak, last = (each * world_size / 128 for each in (0.2, 25, 0.2))
-    found = rates("imagenet_resnet50_dawnbench", world_size)
+    found = rates(config, world_size)
     assert [found[0][0], found[0][-1]] == pytest.approx([start, peak], rel=1e-12)
     epoch, momentum = 0, (config.momentum_of(first).start, config.momentum_of(first).end)
     assert momentum == (0.98, 0.90)

@@ -1,6 +1,5 @@
 """Every data set gives its samples through the cache, and one line says what is wrong with it."""
 
-import io
 import os
 import shutil
 import sys
@@ -136,16 +135,11 @@ def test_what_is_no_cifar10_is_named_in_one_line(cifar, tmp_path):
 # ImageNet
 
 
-def jpeg(level: int) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (40, 30), (level, 0, 255 - level)).save(file, "JPEG", quality=95)
-    return file.getvalue()
-
-
 def folders(root: Path, contents: dict[str, int]) -> Path:
     for path, level in contents.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_bytes(jpeg(level))
+        picture = Image.new("RGB", (40, 30), (level, 0, 255 - level))
+        picture.save(root / path, "JPEG", quality=95)
     return root
 
 

@@ -1,7 +1,6 @@
 """``--help`` of every command: no types of Python, no sentence that is cut, at any width."""
 
 import re
-from functools import cache
 
 import pytest
 from typer.main import get_command
@@ -19,7 +18,6 @@ def commands(command=ROOT, words=()):
             yield from commands(each, (*words, name))
 
 
-@cache
 def help_of(words, columns: int) -> str:
     """Return the help, its lines joined: a word may stand on any of them."""
     result = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": str(columns)})
@@ -36,11 +34,3 @@ def test_help_shows_no_types_of_python_and_cuts_no_sentence(words, columns):
     assert not re.search(r"\w\.\.\.(\s|$)", text), text
     for line in text.splitlines():
         assert not line.endswith("…")
-
-
-@pytest.mark.parametrize("words", [words for words in commands() if words], ids=" ".join)
-def test_the_list_of_commands_has_the_whole_first_sentence_of_each(words):
-    *above, name = words
-    own = help_of(words, 200).split("\n\n")[1]
-    listed = help_of(tuple(above), 80).split("Commands:")[1]
-    assert " ".join(own.split()) in " ".join(listed.split()), name

@@ -271,14 +271,10 @@ phases: [{{epochs: 10, sequence_length: 12, batch_size: 8, learning_rate: 0.003}
 """
 
 
-def configured(folder, text, *words):
-    (folder / "my.yaml").write_text(text)
-    return load(folder / "my.yaml", [f"output={folder}/runs", *words])
-
-
 def trained(folder, text, *words):
     keras.utils.clear_session()
-    trainer = Trainer(configured(folder, text, *words))
+    (folder / "my.yaml").write_text(text)
+    trainer = Trainer(load(folder / "my.yaml", [f"output={folder}/runs", *words]))
     return trainer, trainer.fit()
 
 

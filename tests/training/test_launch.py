@@ -178,11 +178,6 @@ def started() -> Iterator[tuple["subprocess.Popen[str]", list[psutil.Process]]]:
                     each.kill()
 
 
-def listening(process: psutil.Process) -> list[str]:
-    connections = process.net_connections("tcp")
-    return [each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN]
-
-
 @pytest.mark.launch
 @pytest.mark.parametrize(
     ("number", "status", "said"),
@@ -197,7 +192,8 @@ def test_a_launch_on_one_machine_listens_on_loopback_only_and_ends_with_all_that
     number, status, said
 ):
     with started() as (process, below):
-        addresses = {address for each in below for address in listening(each)}
+        connections = [connection for each in below for connection in each.net_connections("tcp")]
+        addresses = {each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN}
         assert addresses <= {"127.0.0.1", "::1"}
         assert addresses  # mpirun listens
         (mpirun,) = [each for each in below if each.name() == "prterun"]

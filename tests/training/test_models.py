@@ -1,6 +1,5 @@
 """Models: their sizes, what the papers ask of their layers, and images of any size and dtype."""
 
-import subprocess
 import sys
 from math import ceil, floor
 
@@ -10,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.extent import more
+from tests.launching import run
 from training.models import MODELS
 from training.models.images import AdaptiveAveragePooling2D
 
@@ -25,17 +25,13 @@ def images(*shape, seed=0):
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
-def weights(model):
-    return sum(variable.value.shape.num_elements() for variable in model.trainable_variables)
-
-
 def layers_of(model, kind):
     return [layer for layer in model.layers if isinstance(layer, kind)]
 
 
 def test_the_table_is_read_without_keras():
     program = "import sys; from training.models import MODELS; print('keras' in sys.modules)"
-    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    finished = run(sys.executable, "-c", program)
     assert (finished.returncode, finished.stdout.strip()) == (0, "False"), finished.stderr
 
 
@@ -48,6 +44,8 @@ def test_the_table_is_read_without_keras():
         ("vgg16_cifar", 3, 10, 14_728_266),  # Ok-Topk, table 2
         ("vgg_small", 3, 10, 94_986),
         ("mlp", 1, 10, (784 + 1) * 2048 + 2 * (2048 + 1) * 2048 + (2048 + 1) * 10),
+        ("alexnet", 3, 1000, 61_100_840),
+        ("resnet50", 3, 1000, 25_557_032),
         ("vgg16", 3, 1000, 138_357_544),
         ("vgg19", 3, 1000, 143_667_240),
         ("wide_resnet18", 3, 1000, 180_191_016),
@@ -61,19 +59,15 @@ def test_a_model_has_the_papers_weights(name, channels, classes, expected):
 
 
 @pytest.mark.parametrize(
-    ("name", "expected", "sides"),
+    ("name", "sides"),
     [
-        ("resnet50", 25_557_032, [(33, 50), (1, 1), *more((96, 96))]),
-        ("alexnet", 61_100_840, [(101, 70), *more((63, 63), (96, 96), (224, 224))]),
-        *more(
-            ("wide_resnet18", 180_191_016, [(32, 32), (41, 35)]),
-            ("vgg19", 143_667_240, [(49, 33), (96, 96), (288, 288)]),
-        ),
+        ("resnet50", [(33, 50), (1, 1), *more((96, 96))]),
+        ("alexnet", [(101, 70), *more((63, 63), (96, 96), (224, 224))]),
+        *more(("wide_resnet18", [(32, 32), (41, 35)]), ("vgg19", [(49, 33), (96, 96), (288, 288)])),
     ],
 )
-def test_an_imagenet_model_has_the_papers_weights_and_takes_any_size(name, expected, sides):
+def test_an_imagenet_model_takes_any_size(name, sides):
     model = MODELS[name](3, 1000)
-    assert weights(model) == expected
     for height, width in sides:
         logits = model(images(1, height, width, 3))
         assert (logits.shape, logits.dtype) == ((1, 1000), tf.float32)

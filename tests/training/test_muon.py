@@ -7,7 +7,7 @@ from commlib.transport import simulated
 from tests.extent import more
 from tests.training.refusal import refused
 from tests.training.replicas import check_same, config_of, flat, replica_of, resumed, saved, take
-from tests.training.small import phase, records_of, trainer
+from tests.training.small import trainer
 from tests.training.test_local_steps import DILOCO, LAST, SAVED
 from training.config.config import ConfigurationError
 
@@ -93,14 +93,3 @@ def test_a_model_without_matrices_is_refused(tmp_path):
     )
     with refused(said, ConfigurationError):
         trainer(tmp_path, "optimizer=muon")
-
-
-def test_a_run_with_muon_learns(tmp_path):
-    run = trainer(
-        tmp_path,
-        "model=resnet8",
-        "optimizer={name: muon, weight_decay: 0.01}",
-        phases=(phase(size=8, rate="learning_rate: 0.01", epochs=4),),
-    )
-    run.fit()
-    assert records_of(tmp_path, "epoch")[-1]["top1"] > 0.9

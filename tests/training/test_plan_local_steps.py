@@ -147,12 +147,11 @@ PAGE = (ROOT / "docs" / "local_steps.md").read_text()
 WEIGHTS = 5_273_088
 
 
-def table():
-    (body,) = re.findall(r"<!-- planned -->\n(.*?)<!-- end -->", PAGE, re.DOTALL)
-    return [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in body.splitlines()[2:]]
+(TABLE,) = re.findall(r"<!-- planned -->\n(.*?)<!-- end -->", PAGE, re.DOTALL)
+ROWS = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in TABLE.splitlines()[2:]]
 
 
-@pytest.mark.parametrize("row", table(), ids=lambda row: row[0])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
 def test_the_table_of_the_page_is_what_is_planned(row, tmp_path):
     text = (ROOT / "clusters" / "tencent_v100.yaml").read_text()
     name, *words = row[0].split()

@@ -28,10 +28,6 @@ def run_in(path, name="run"):
     return run_of(name, read(path))
 
 
-def rows_of(table):
-    return [dict(zip(table.header, row, strict=True)) for row in table.rows]
-
-
 def happened(run):
     return [words for _, _, words in facts.events(run).rows]
 
@@ -60,10 +56,6 @@ class Elements(HTMLParser):
     def handle_data(self, data):
         if self._open and self._open[-1] not in ("style", "script") and data.strip():
             self.words.append(data)
-
-
-def svgs(page: str) -> list[ElementTree.Element]:
-    return [ElementTree.fromstring(each) for each in re.findall(r"<svg xmlns.*?</svg>", page, re.DOTALL)]
 
 
 TWO_PHASES = {"phases": [{"epochs": 2}, {"steps": 6}]}
@@ -233,7 +225,8 @@ def test_the_exchange_is_set_beside_what_auto_predicted(tmp_path):
     stages = [{"select": 0.5, "forward_backward": 9.0}, {"select": 0.001, "inter": 0.002}, {"combine": 0.003}]
     records = [*begun(), choice, *(epoch(place, stage_seconds=each) for place, each in enumerate(stages))]
     run = run_in(folder(tmp_path / "a", records, phases=[{"epochs": 3}]))
-    (told,) = rows_of(facts.phases(run))
+    table = facts.phases(run)
+    (told,) = (dict(zip(table.header, row, strict=True)) for row in table.rows)
     # the first epoch, in which kernels may be compiled, does not move a median
     assert (told["exchange a step"], told["predicted"], told["predicted, dense"]) == ("3 ms", "2 ms", "25 ms")
     assert ["0.0 s", "0", "phase 1: auto picks hitopk: 2 ms expected"] in facts.events(run).rows
@@ -308,9 +301,9 @@ def test_the_fragments_of_a_round_are_drawn_where_they_travel(tmp_path, outer, b
 
 
 def test_every_picture_has_a_title_and_names_of_its_own(page):
-    pictures = svgs(page.text)
+    pictures = re.findall(r"<svg xmlns.*?</svg>", page.text, re.DOTALL)
     assert len(pictures) == 2 * (len(page.pictures) - 1) + 1  # over steps, over time, and the stages
-    for each in pictures:
+    for each in map(ElementTree.fromstring, pictures):
         title = next(iter(each))
         assert title.tag.endswith("title")
         assert each.get("aria-labelledby") == title.get("id")

@@ -190,15 +190,9 @@ def test_results_are_for_whom_the_umask_says(tmp_path):
 CHECKPOINTED = ("checkpoints={every_steps: 2, every_epochs: null}", "resume=auto")
 
 
-def alive(folder: Path) -> RunFolder:
-    """Return the folder of a run with a checkpoint, which this process holds as if it trained."""
-    run = RunFolder(trainer(folder).config)
-    (run.path / "checkpoints").mkdir()
-    return run
-
-
 def test_a_run_that_is_still_trained_is_not_joined(tmp_path):
-    with alive(tmp_path) as run:
+    with RunFolder(trainer(tmp_path).config) as run:  # this process holds it as if it trained
+        (run.path / "checkpoints").mkdir()
         metrics_before = (run.path / "metrics.jsonl").read_bytes()
         for resume in ("auto", run.path):
             again = trainer(tmp_path, CHECKPOINTED[0], f"resume={resume}")

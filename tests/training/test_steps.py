@@ -220,14 +220,6 @@ def test_the_average_follows_its_formula_and_lends_its_values():
     np.testing.assert_array_equal(average.averages[0].numpy(), np.float32([-7, 2]))
 
 
-def right(logits, labels, counts=None):
-    """Return how many count as first and among five where the model answers its input."""
-    counts = np.ones(len(labels), bool) if counts is None else np.array(counts)
-    batch = Batch((np.empty(0), np.array(labels)), np.arange(len(labels)), counts)
-    found = hits(np.array(logits, np.float32), batch)
-    return [int(found["top1"].sum()), int(found["top5"].sum())]
-
-
 NAN, INF = np.nan, np.inf
 
 
@@ -242,4 +234,7 @@ NAN, INF = np.nan, np.inf
     ],
 )
 def test_labels_count_first_and_among_five(logits, labels, counts, expected):
-    assert right(logits, labels, counts) == expected
+    counts = np.ones(len(labels), bool) if counts is None else np.array(counts)
+    batch = Batch((np.empty(0), np.array(labels)), np.arange(len(labels)), counts)
+    found = hits(np.array(logits, np.float32), batch)
+    assert [int(found["top1"].sum()), int(found["top5"].sum())] == expected

@@ -5,7 +5,6 @@ import pytest
 
 from datacache import unpack_tokens
 from tests.training.test_vocabulary import WORDS, sentences
-from training.config.config import load
 from training.datasets import LabelledTextDataset, ParallelTextDataset, TextDataset, make_dataset, vocabulary
 
 WORD_VOCABULARY = {"size": 4 + len(WORDS), "type": "word"}
@@ -121,14 +120,6 @@ def test_what_is_wrong_is_said_in_one_line(put, name, options, message):
     with pytest.raises(ValueError, match=f"^dataset {name}: .*{message}") as caught:
         make_dataset(name, path, **options)
     assert "\n" not in str(caught.value)
-
-
-def test_a_wrong_vocabulary_is_refused_with_the_configuration(tmp_path):
-    (tmp_path / "my.yaml").write_text(
-        "name: x\nmodel: mlp\ndataset: {name: text, path: /nowhere, vocabulary: {type: words}}\nphases: []\n"
-    )
-    with pytest.raises(ValueError, match='dataset.*: unknown vocabulary.type "words"'):
-        load(str(tmp_path / "my.yaml"))
 
 
 # generated text

@@ -124,31 +124,26 @@ def test_times_are_microseconds_since_the_first_span_by_the_clock_of_rank_0():
     assert trace["otherData"]["clock_error_seconds"] == [0.0, 0.125]
 
 
-def trace_of(folder):
-    (run,) = folder.iterdir()
-    return json.loads((run / "trace.json").read_text())
-
-
 def test_a_run_writes_its_trace_across_epochs_and_phases_and_goes_on(tmp_path, capsys):
     run = trainer(tmp_path, "trace=3", phases=(phase(steps=2, reducer="gtopk"), phase(steps=4)))
     run.fit()
-    trace = check(trace_of(tmp_path), ranks=1)
+    (folder,) = tmp_path.iterdir()
+    trace = check(json.loads((folder / "trace.json").read_text()), ranks=1)
     steps = [span for span in spans_of(trace) if span["name"].startswith("step")]
     assert names_of(steps) == ["step 2", "step 3", "step 4"]
+
+    def is_inside(span, outer):
+        end = span["ts"] + span["dur"]
+        return outer["ts"] - 1e-3 <= span["ts"] and end <= outer["ts"] + outer["dur"] + 1e-3
+
     for stage in LOOP_STAGES:
         own = [span for span in spans_of(trace, tid=0) if span["name"] == stage]
-        within = [each for each in own if any(_is_inside(each, step) for step in steps)]
+        within = [each for each in own if any(is_inside(each, step) for step in steps)]
         assert len(within) == 3 + (stage == "data_wait")  # the batches of an epoch are opened, too
     (line,) = records_of(tmp_path, "trace")
     assert line["steps"] == 3
     assert run.parts.step.stopwatch.recorder is run.parts.exchange.gradients.exchange._recorder is None
-    (folder,) = tmp_path.iterdir()
     assert f"trace of 3 steps: {folder / 'trace.json'}" in capsys.readouterr().out
-
-
-def _is_inside(span, outer):
-    end = span["ts"] + span["dur"]
-    return outer["ts"] - 1e-3 <= span["ts"] and end <= outer["ts"] + outer["dur"] + 1e-3
 
 
 @pytest.mark.parametrize(("steps", "said"), [(1, "trace: no step"), (3, "trace of 2 steps: ")])

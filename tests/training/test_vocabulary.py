@@ -3,6 +3,7 @@
 import stat
 import sys
 import warnings
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -87,23 +88,15 @@ def test_a_vocabulary_is_made_once_and_kept(text, cache, tmp_path, monkeypatch):
     assert len(list(cache.glob("*.vocabulary"))) == 3
 
 
-def test_without_a_cache_folder_the_vocabulary_is_the_same(text, cache):
-    settings = VocabularySettings(30, "bpe")
-    first = vocabulary_of(text, settings)
-    for path in cache.iterdir():
-        path.unlink()
-    cache.rmdir()
-    cache.write_text("in the way")
-    assert vocabulary_of(text, settings).fingerprint == first.fingerprint
-
-
-def test_a_vocabulary_without_room_to_be_kept_is_made_once(text, cache, monkeypatch):
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_a_vocabulary_that_cannot_be_kept_is_made_once(text, cache, monkeypatch, has_folder):
     trained, train = [], Vocabulary.train
-
-    def no_room(path, content):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(vocabulary, "write_atomic", no_room)
+    if has_folder:
+        full = Mock(side_effect=OSError(28, "No space left on device"))
+        monkeypatch.setattr(vocabulary, "write_atomic", full)
+    else:
+        cache.parent.mkdir(parents=True)
+        cache.write_text("in the way")
     monkeypatch.setattr(Vocabulary, "train", lambda *given: trained.append(given) or train(*given))
     assert vocabulary_of(text, VocabularySettings(30, "bpe")).size == 30
     assert len(trained) == 1

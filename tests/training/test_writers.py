@@ -24,7 +24,6 @@ from tests.training.refusal import refusal
 from tests.training.small import assert_same_weights, before_steps, crash_after, phase, records_of, trainer
 from tests.training.test_summary import epoch
 from training.callbacks.writers import Prometheus, numbers_of_epoch, numbers_of_step
-from training.commands.train import train
 from training.config.config import load
 from training.config.records import DawnBenchEntry
 from training.results import LoopSeconds, StageMeans, Step, StepHyperparameters
@@ -162,10 +161,11 @@ def test_mlflow_gets_the_numbers_and_the_parameters_and_continues_after_a_crash(
     words = ["callbacks=[{name: mlflow, experiment: mine, tracking_uri: 'file:///x'}]", *WORDS]
     run = trainer(tmp_path, *words, phases=PHASES)
     put_secret_in(run)
+    mlflow = fakes.mlflow
+    assert mlflow.mock_calls == []  # nothing before the run begins
     crash_after(run, 3)
     trainer(tmp_path, *words, "resume=auto", phases=PHASES).fit()
     (folder,) = tmp_path.iterdir()
-    mlflow = fakes.mlflow
     assert mlflow.set_tracking_uri.call_args_list == [call("file:///x")] * 2
     assert mlflow.set_experiment.call_args_list == [call("mine")] * 2
     assert mlflow.start_run.call_args_list == [call(run_name=folder.name), call(run_id="abc123")]
@@ -186,13 +186,6 @@ def test_a_missing_package_is_one_line_before_anything_is_written(tmp_path, monk
     assert str(caught.value) == f"callback {name}: {line}"
     assert list(tmp_path.iterdir()) == []
     load("digits", [f"callbacks=[{name}]"])  # nothing is imported for this
-
-
-def test_a_dry_run_gives_nothing_away(tmp_path, fakes, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    words = ["ranks_per_node=null", "model=mlp", "callbacks=[wandb, mlflow, tensorboard]"]
-    train("digits", words, dry_run=True)
-    assert fakes.wandb.mock_calls == fakes.mlflow.mock_calls == []
 
 
 def free_port():
