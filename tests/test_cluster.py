@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -43,17 +42,15 @@ class Cluster:
     def __init__(self, state: Path) -> None:
         self.state = state
 
-    def start(
-        self, *words: str, stdout: Any = subprocess.PIPE, stderr: Any = subprocess.PIPE
-    ) -> "subprocess.Popen[str]":
+    def start(self, *words: str) -> "subprocess.Popen[str]":
         """Start the script in a session of its own, as a terminal does."""
         return subprocess.Popen(
             [sys.executable, "-m", "benchmarks.emulated", "--state", str(self.state), *words],
             env=ENVIRONMENT,
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
             # Ignored in the processes of a shell's background jobs, which this may be one of.

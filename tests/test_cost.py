@@ -157,13 +157,18 @@ def predicted(name, world_size, ranks_per_node, size, network=NETWORK, **options
     return predict(name, nodes, size, density, network, **options)
 
 
+def check_seconds(*case, rel, **options):
+    """Compare what is predicted with the virtual time; return it."""
+    found = predicted(*case, **options).seconds
+    assert found == pytest.approx(simulated_seconds(*case, **options), rel=rel)
+    return found
+
+
 @pytest.mark.parametrize("world_size, ranks_per_node", [(2, 1), (4, None), (8, 1), (8, 4), (16, 8)])
 @pytest.mark.parametrize("name", EXACT)
 def test_where_every_length_is_known_the_closed_form_is_the_virtual_time(name, world_size, ranks_per_node):
-    size = 4096 * world_size
-    expected = simulated_seconds(name, world_size, ranks_per_node, size)
     # sums of a few hundred products, in another order
-    assert predicted(name, world_size, ranks_per_node, size).seconds == pytest.approx(expected, rel=1e-9)
+    check_seconds(name, world_size, ranks_per_node, 4096 * world_size, rel=1e-9)
 
 
 # Messages of a rank are on their way together, and bytes travel while ranks wait for a processor.
@@ -174,12 +179,9 @@ TOGETHER = Network(Link(7e-6, 3e-11, gap=2e-6, busy=3e-6), Link(40e-6, 8e-10, ga
 @pytest.mark.parametrize("world_size, ranks_per_node", [(2, 1), (4, None), (8, 1), (8, 4), (16, 8)])
 @pytest.mark.parametrize("name", ["dense", "torus2d", "hitopk"])
 def test_near_it_where_messages_are_under_way_together(name, world_size, ranks_per_node, entries):
-    size = entries * world_size
-    expected = simulated_seconds(name, world_size, ranks_per_node, size, TOGETHER)
     # On nodes of several ranks a message may wait for others at a card; without, nothing else happens.
-    is_flat = ranks_per_node in (None, 1)
-    found = predicted(name, world_size, ranks_per_node, size, TOGETHER).seconds
-    assert found == pytest.approx(expected, rel=1e-6 if is_flat else 0.1)
+    rel = 1e-6 if ranks_per_node in (None, 1) else 0.1
+    check_seconds(name, world_size, ranks_per_node, entries * world_size, TOGETHER, rel=rel)
 
 
 def test_where_messages_are_under_way_together_an_agreement_waits_for_one_latency():
@@ -208,9 +210,7 @@ def test_latency_of_the_wire_is_waited_for_once_in_an_exchange_and_at_each_hop_o
 def test_long_arrays_go_round_a_ring_in_pieces(name, world_size, kibibytes, monkeypatch):
     monkeypatch.setattr(simulated.SimulatedCommunicator, "eager_bytes", EAGER_BYTES)
     network = Network(inter=Link(20e-3, 4e-8, gap=1e-4))
-    size = world_size * kibibytes * 256
-    expected = simulated_seconds(name, world_size, 1, size, network)
-    assert predicted(name, world_size, 1, size, network).seconds == pytest.approx(expected, rel=0.05)
+    check_seconds(name, world_size, 1, world_size * kibibytes * 256, network, rel=0.05)
 
 
 def test_messages_whose_lengths_nobody_knows_go_round_a_ring_as_a_whole():
@@ -235,67 +235,52 @@ NEAR = sorted(set(REDUCERS) - {"oktopk", "hioktopk"})
 @pytest.mark.parametrize("world_size, ranks_per_node", [(3, 1), (6, 2), (8, 4), *DEALT.items()])
 @pytest.mark.parametrize("name", NEAR)
 def test_the_closed_form_is_near_the_virtual_time_on_random_selections(name, world_size, ranks_per_node):
-    size = 40_001
-    expected = simulated_seconds(name, world_size, ranks_per_node, size)
     # Sums of random selections vary by some percent, and where P is no power of two some ranks need not wait.
-    assert predicted(name, world_size, ranks_per_node, size).seconds == pytest.approx(expected, rel=0.1)
+    check_seconds(name, world_size, ranks_per_node, 40_001, rel=0.1)
 
 
 @pytest.mark.parametrize("world_size, ranks_per_node", [(6, 2), (8, 4), *more((16, 8))])
 @pytest.mark.parametrize("name", [name for name in HIERARCHICAL if name != "oktopk"])
 def test_between_nodes_the_closed_form_is_near_the_virtual_time_too(name, world_size, ranks_per_node):
-    size, options = 40_001, {"hierarchical": True}
-    expected = simulated_seconds(name, world_size, ranks_per_node, size, **options)
     # The streams of a node begin at about the same time, and take turns at its card.
-    found = predicted(name, world_size, ranks_per_node, size, **options)
-    assert found.seconds == pytest.approx(expected, rel=0.2)
+    check_seconds(name, world_size, ranks_per_node, 40_001, rel=0.2, hierarchical=True)
 
 
 @pytest.mark.parametrize("world_size, ranks_per_node", [(2, 1), (4, None), (8, 4), (32, 8)])
 @pytest.mark.parametrize("values", ["hadamard4", "hadamard8"])
 def test_of_a_ring_of_levels_the_closed_form_is_the_virtual_time(world_size, ranks_per_node, values):
-    size, rounds = 512 * 8 * world_size, {"values": values}
-    expected = simulated_seconds("dense", world_size, ranks_per_node, size, **rounds)
-    found = predicted("dense", world_size, ranks_per_node, size, **rounds).seconds
-    assert found == pytest.approx(expected, rel=1e-9)
+    size = 512 * 8 * world_size
+    check_seconds("dense", world_size, ranks_per_node, size, rel=1e-9, values=values)
     # 32 ranks add up hadamard4 in two bytes, as hadamard8
-    assert bytes_sent("dense", layout(world_size, 1), 0, size, **rounds).inter == (world_size - 1) * 8 * (
-        2 * 4 + 1024 * (1 if values == "hadamard4" and world_size < 19 else 2)
-    )
+    message = 2 * 4 + 1024 * (1 if values == "hadamard4" and world_size < 19 else 2)
+    sent = bytes_sent("dense", layout(world_size, 1), 0, size, values=values)
+    assert sent.inter == (world_size - 1) * 8 * message
 
 
 @pytest.mark.parametrize("world_size, ranks_per_node", [(3, 1), (6, 2), (16, 8)])
 def test_a_torus_that_rounds_is_near_the_virtual_time(world_size, ranks_per_node):
-    size, rounds = 400_001, {"values": "qsgd8"}
-    expected = simulated_seconds("torus2d", world_size, ranks_per_node, size, **rounds)
-    found = predicted("torus2d", world_size, ranks_per_node, size, **rounds).seconds
+    case = "torus2d", world_size, ranks_per_node, 400_001
     # the slices are not all equally long, and the streams of a node do not begin at the same time
-    assert found == pytest.approx(expected, rel=0.1)
-    assert found < predicted("torus2d", world_size, ranks_per_node, size).seconds
+    assert check_seconds(*case, rel=0.1, values="qsgd8") < predicted(*case).seconds
 
 
 @pytest.mark.parametrize("world_size, ranks_per_node", [(4, 1), (6, 2), (8, 4), (8, 1)])
 @pytest.mark.parametrize("name", ["oktopk", "hioktopk"])
 def test_ok_topk_is_near_its_average_step(name, world_size, ranks_per_node):
     """Here every step re-evaluates both thresholds: gradients that grow a thousandfold defeat their reuse."""
-    size = 40_001
-    expected = simulated_seconds(name, world_size, ranks_per_node, size)
     # re-evaluating costs an exchange of magnitudes, and saves one of counts
-    assert predicted(name, world_size, ranks_per_node, size).seconds == pytest.approx(expected, rel=0.4)
+    check_seconds(name, world_size, ranks_per_node, 40_001, rel=0.4)
 
 
 def test_a_step_takes_no_less_than_the_comparison_of_settings():
-    seconds = predicted("ssar_doubling", 16, 8, 1000).seconds
-    assert seconds == pytest.approx(simulated_seconds("ssar_doubling", 16, 8, 1000), rel=1e-9)
+    seconds = check_seconds("ssar_doubling", 16, 8, 1000, rel=1e-9)
     assert seconds == NETWORK.inter.agreement_seconds(16, 1)
 
 
 @pytest.mark.parametrize("name", REDUCERS)
 def test_uneven_nodes_cost_about_what_the_larger_one_does(name):
     # two nodes of three: a ring of five hops, where it has four
-    assert predicted(name, 5, [3, 2], 40_001).seconds == pytest.approx(
-        simulated_seconds(name, 5, [3, 2], 40_001), rel=0.6 if "oktopk" in name else 0.26
-    )
+    check_seconds(name, 5, [3, 2], 40_001, rel=0.6 if "oktopk" in name else 0.26)
 
 
 @pytest.mark.parametrize("name", REDUCERS)

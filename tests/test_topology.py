@@ -25,12 +25,6 @@ def layout(request):
     return request.param
 
 
-def test_the_node_of_every_rank_follows_from_a_number_or_from_counts(layout):
-    world_size, ranks_per_node, nodes = layout
-    expected = [node for rank in range(world_size) for node, ranks in enumerate(nodes) if rank in ranks]
-    assert node_of_ranks(world_size, ranks_per_node) == expected
-
-
 @pytest.mark.parametrize("ranks_per_node", [0, -2, [3, 2], [3], [4, 0], [5, -1], ()], ids=str)
 def test_an_impossible_layout_is_refused_with_received_and_expected(ranks_per_node):
     with pytest.raises(InvalidArgument, match="^ranks_per_node: expected") as caught:

@@ -22,8 +22,11 @@ class Clock:
         return self.now
 
 
-def measured(stopwatch, clock):
-    """Spend 1 s in combine, of it 3 s more in inter, then 2 s in combine, and 5 s between the stages."""
+@pytest.mark.parametrize("recorder", [Recorder(), None])
+def test_a_stage_inside_another_counts_once_and_is_a_span_inside_its_span(recorder):
+    clock = Clock()
+    stopwatch = Stopwatch(clock, StageSeconds)
+    stopwatch.recorder = recorder
     with stopwatch.measure("combine"):
         clock.now += 1
         with stopwatch.measure("inter"):
@@ -32,14 +35,6 @@ def measured(stopwatch, clock):
     clock.now += 5
     with stopwatch.measure("inter"):
         clock.now += 7
-
-
-@pytest.mark.parametrize("recorder", [Recorder(), None])
-def test_a_stage_inside_another_counts_once_and_is_a_span_inside_its_span(recorder):
-    clock = Clock()
-    stopwatch = Stopwatch(clock, StageSeconds)
-    stopwatch.recorder = recorder
-    measured(stopwatch, clock)
     assert stopwatch.seconds == StageSeconds(inter=10.0, combine=3.0)
     assert recorder is None or recorder.spans == [
         Span("loop", "inter", 11.0, 14.0),

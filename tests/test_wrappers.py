@@ -107,21 +107,15 @@ def test_masking_starts_the_velocity_of_what_was_sent_again(size):
         assert residual.tolist() == [0, 6, 0]
 
 
-@pytest.mark.parametrize("name", SPARSE)
-def test_the_velocity_of_a_single_rank_which_sends_nothing_goes_on(name):
+@pytest.mark.parametrize(("name", "size"), [*((name, 1) for name in SPARSE), ("powersgd", 2)])
+def test_where_no_entries_are_sent_the_velocity_goes_on(name, size):
+    """A single rank sends nothing, and PowerSGD factors."""
+
     def body(comm):
         corrected = MomentumCorrection(make_reducer(name, Topology(comm), 3, density=0.5), 0.5)
         return [corrected.reduce(np.ones(3)).tolist() for _ in range(3)]
 
-    assert simulated.run(body, 1) == [[[1.0] * 3, [1.5] * 3, [1.75] * 3]]
-
-
-def test_factors_are_no_entries_that_masking_starts_again():
-    def body(comm):
-        corrected = MomentumCorrection(make_reducer("powersgd", Topology(comm), 3), 0.5)
-        return [corrected.reduce(np.ones(3)).tolist() for _ in range(3)]
-
-    assert simulated.run(body, 2) == [[[1.0] * 3, [1.5] * 3, [1.75] * 3]] * 2
+    assert simulated.run(body, size) == [[[1.0] * 3, [1.5] * 3, [1.75] * 3]] * size
 
 
 def test_masking_in_nodes_starts_the_velocity_of_what_was_applied_again():

@@ -17,6 +17,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.gpu.fake_nccl import FakeNccl
 
@@ -496,13 +497,7 @@ class Capsule:
 def installed(cupy: FakeCuPy) -> Iterator[FakeCuPy]:
     """Let ``import cupy`` find the module inside the block."""
     names = {"cupy": cupy, "cupy.cuda": cupy.cuda, "cupy.cuda.nccl": cupy.nccl}
-    before = {name: sys.modules.get(name) for name in names}
-    sys.modules.update(names)  # type: ignore[arg-type]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in names.items():
+            patch.setitem(sys.modules, name, module)
         yield cupy
-    finally:
-        for name, module in before.items():
-            if module is None:
-                del sys.modules[name]
-            else:
-                sys.modules[name] = module

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commlib import make_reducer
+from commlib import Network, make_reducer
 from commlib.gpu import codecs, scatter, selection
 from commlib.gpu.engine import Array, Engine, Source
 from commlib.transport import nccl, simulated
@@ -61,14 +61,10 @@ def kernels_for(cupy: FakeCuPy) -> Iterator[None]:
     if COMPILER is None:
         pytest.skip("g++ is not installed")
     engine, modules = EngineOfFakeCuPy(cupy), (codecs, scatter, selection)
-    before = [module.current_engine for module in modules]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
         for module in modules:
-            module.current_engine = lambda: engine
+            patch.setattr(module, "current_engine", lambda: engine)
         yield
-    finally:
-        for module, current_engine in zip(modules, before, strict=True):
-            module.current_engine = current_engine
 
 
 class GPURanks:
@@ -87,7 +83,10 @@ class GPURanks:
         self.cupy = FakeCuPy()
 
     def run(
-        self, function: Callable[[Any], Any], ranks_per_node: int | Sequence[int] | None = None
+        self,
+        function: Callable[[Any], Any],
+        ranks_per_node: int | Sequence[int] | None = None,
+        network: Network | None = None,
     ) -> list[Any]:
         self.cupy = cupy = FakeCuPy()
 
@@ -96,7 +95,7 @@ class GPURanks:
             return function(self._wrap(nccl.over(comm, between=self._between)))
 
         with installed(cupy), kernels_for(cupy):
-            results = simulated.run(body, self.size, ranks_per_node)
+            results = simulated.run(body, self.size, ranks_per_node, network)
         cupy.nccl.expect_progress()
         return results
 

@@ -21,41 +21,28 @@ from commlib.gpu.engine import BLOCKS_PER_MULTIPROCESSOR, Ranges, Source
 from commlib.kernels import GPU
 from commlib.selection.exact import Exact
 from commlib.wire.base import Fp32
-
-
-class FakeDevice:
-    def __init__(self, device=0):
-        self.id = device
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
+from tests.gpu.fake_cupy import FakeCuPy
 
 
 class CompileException(Exception):
     pass
 
 
-class FakeCuPy(SimpleNamespace):
-    """As much of CuPy as an engine asks for; ``launched`` tells what it was told to do."""
+class Compiling(FakeCuPy):
+    """CuPy that compiles nothing; ``launched`` tells what it was told to do."""
 
-    def __init__(self, capability=(9, 0), devices=1, compile_error=None):
-        self.launched, self.compiled, self.loaded = [], [], []
+    def __init__(self, capability=(9, 0), gpus=1, compile_error=None):
+        super().__init__(gpus)
+        self.launched, self.compiled, self.compile_error = [], [], compile_error
         self.__version__ = "14.2.0"
         major, minor = capability
         properties = {"name": b"A Device", "major": major, "minor": minor, "multiProcessorCount": 3}
-        runtime = SimpleNamespace(getDeviceCount=lambda: devices, getDeviceProperties=lambda _: properties)
-        compiler = SimpleNamespace(compile_using_nvrtc=self._compile, CompileException=CompileException)
-        self.cuda = SimpleNamespace(
-            Device=FakeDevice,
-            runtime=runtime,
-            compiler=compiler,
-            function=SimpleNamespace(Module=self._module),
-            nvrtc=SimpleNamespace(getVersion=lambda: (12, 9)),
+        self.cuda.runtime.getDeviceProperties = lambda number: properties
+        self.cuda.compiler = SimpleNamespace(
+            compile_using_nvrtc=self._compile, CompileException=CompileException
         )
-        self.compile_error = compile_error
+        self.cuda.function = SimpleNamespace(Module=self._module)
+        self.cuda.nvrtc = SimpleNamespace(getVersion=lambda: (12, 9))
 
     def _compile(self, code, options):
         self.compiled.append((code, options))
@@ -67,11 +54,11 @@ class FakeCuPy(SimpleNamespace):
         def get_function(name):
             return lambda *launch: self.launched.append((name, *launch))
 
-        return SimpleNamespace(load=self.loaded.append, get_function=get_function)
+        return SimpleNamespace(load=lambda binary: None, get_function=get_function)
 
 
 def without_driver():
-    cupy = FakeCuPy()
+    cupy = Compiling()
     cupy.cuda.runtime.getDeviceCount = Mock(side_effect=RuntimeError("cudaErrorInsufficientDriver"))
     return cupy
 
@@ -81,8 +68,8 @@ def without_driver():
     [
         (None, r"CuPy is not installed .*pip install 'cloudtrain\[gpu\]'"),
         (without_driver(), "cudaErrorInsufficientDriver"),
-        (FakeCuPy(devices=0), "finds no GPU"),
-        (FakeCuPy(capability=(6, 1)), "expected compute capability 7.0 or more, got 6.1"),
+        (Compiling(gpus=0), "finds no GPU"),
+        (Compiling(capability=(6, 1)), "expected compute capability 7.0 or more, got 6.1"),
     ],
     ids=["CuPy", "driver", "device", "old"],
 )
@@ -108,13 +95,13 @@ COMPILING = {
 def test_a_kernel_that_cannot_be_compiled_is_one_line(monkeypatch, problem):
     kind, _, text = problem.partition(": ")
     error = CompileException(text) if kind == "CompileException" else RuntimeError(text)
-    monkeypatch.setitem(sys.modules, "cupy", FakeCuPy(compile_error=error))
+    monkeypatch.setitem(sys.modules, "cupy", Compiling(compile_error=error))
     with pytest.raises(COMPILING[problem], match=f"kernels.*: {text}"):
         CuPyEngine(0).launch(Source("norms"), "add_chunks", 1)
 
 
 def test_a_module_is_compiled_once_and_launched_as_asked(monkeypatch):
-    cupy = FakeCuPy()
+    cupy = Compiling()
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     engine = CuPyEngine(0)
     for _ in range(2):

@@ -91,38 +91,32 @@ CASES = {
 }
 
 
-def config_of(*words, reducers=("hitopk", "dense")):
-    sparse = ("hitopk", "oktopk", "hioktopk")
-    densities = [", density: 0.05" if name in sparse else "" for name in reducers]
-    phases = ", ".join(
-        f"{{input_size: 8, batch_size: {BATCH}, epochs: 1, reducer: {{name: {name}{density}}}, "
-        "learning_rate: {start: 0.1, end: 0.1}}"
-        for name, density in zip(reducers, densities, strict=True)
-    )
+def config_of(*words, reducers=("{name: hitopk, density: 0.05}", "dense")):
+    phases = ", ".join(phase(size=8, batch=BATCH, epochs=1, reducer=each) for each in reducers)
     plain = ("model=two_layers", "reducer=dense", "cache={}")
     return load(DIGITS, [f"phases=[{phases}]", "ranks_per_node=2", *plain, *words])
 
 
-def on_gpus(config, world_size=3, spoil=None):
+def on_gpus(config, spoil=None):
     dataset = make_dataset("digits")
-    ranks = GPURanks(world_size)
+    ranks = GPURanks(3)
     return ranks.run(lambda comm: learned(comm, config, dataset, spoil)), ranks.cupy
 
 
-def on_both(config, world_size=3, spoil=None):
+def on_both(config, spoil=None):
     dataset = make_dataset("digits")
-    on_cpu = simulated.run(lambda comm: learned(comm, config, dataset, spoil), world_size)
-    return on_cpu, *on_gpus(config, world_size, spoil)
+    on_cpu = simulated.run(lambda comm: learned(comm, config, dataset, spoil), 3)
+    return on_cpu, on_gpus(config, spoil)[0]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_those_of_the_cpu_to_the_bit(case):
-    on_cpu, on_gpu, _ = on_both(config_of(*CASES[case]))
+    on_cpu, on_gpu = on_both(config_of(*CASES[case]))
     assert on_gpu == on_cpu
 
 
 def test_a_void_step_changes_nothing_on_gpus_either():
-    on_cpu, on_gpu, _ = on_both(config_of(LARS), spoil=(1, 1))
+    on_cpu, on_gpu = on_both(config_of(LARS), spoil=(1, 1))
     assert [[entry[0] for entry in seen[:STEPS]] for seen, _ in on_gpu] == [[True, False, False]] * 3
     assert [seen[:STEPS] for seen, _ in on_gpu] == [seen[:STEPS] for seen, _ in on_cpu]
 

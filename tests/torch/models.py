@@ -50,3 +50,8 @@ def train(model, rank, steps, optimizer=None, start=0):
 
 def weights_of(model):
     return torch.cat([each.detach().reshape(-1) for each in model.parameters()])
+
+
+def everywhere(topology, value):
+    """Return the values of all ranks."""
+    return topology.world.allgather_objects(value)

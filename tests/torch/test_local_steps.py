@@ -9,7 +9,7 @@ from commlib import InvalidArgument
 torch = pytest.importorskip("torch", reason="PyTorch is not installed here: scripts/install.sh frameworks")
 
 from commlib.torch import LocalSteps  # noqa: E402
-from tests.torch.models import batches, in_ddp, loss_of, network, weights_of  # noqa: E402
+from tests.torch.models import batches, everywhere, in_ddp, loss_of, network, weights_of  # noqa: E402
 
 DENSE = {"name": "dense"}
 SPARSE = {"name": "hitopk", "density": 0.1, "decay": 0.95}
@@ -28,10 +28,6 @@ def step(model, optimizer, batch):
     optimizer.zero_grad()
     loss_of(model, batch).backward()
     optimizer.step()
-
-
-def everywhere(topology, value):
-    return topology.world.allgather_objects(value)
 
 
 @pytest.mark.parametrize("make", [sgd, adam])
@@ -93,37 +89,6 @@ def test_a_round_that_one_rank_spoils_is_skipped_on_all(topology):
         assert (local.exchange.residual == residual).all()
 
 
-def test_a_run_that_is_restored_within_a_round_goes_on_to_the_bit(topology):
-    model = network()
-    optimizer = adam(model)
-    steps = batches(topology.world.rank, 9)
-    local = LocalSteps(model, optimizer, topology, SPARSE, steps=3, **DILOCO)
-    for batch in steps[:5]:
-        step(model, optimizer, batch)
-        local.step()
-    file = io.BytesIO()
-    torch.save([each.state_dict() for each in (model, optimizer, local)], file)
-    for batch in steps[5:]:
-        step(model, optimizer, batch)
-        local.step()
-    local.close()
-
-    restored = network()
-    optimizer = adam(restored)
-    with LocalSteps(restored, optimizer, topology, SPARSE, steps=3, **DILOCO) as local:
-        file.seek(0)
-        for each, state in zip((restored, optimizer, local), torch.load(file), strict=True):
-            each.load_state_dict(state)
-        with local.common_weights():
-            common = weights_of(restored)
-        assert all(torch.equal(common, each) for each in everywhere(topology, common))
-        assert not torch.equal(common, weights_of(restored))
-        for batch in steps[5:]:
-            step(restored, optimizer, batch)
-            local.step()
-    assert torch.equal(weights_of(restored), weights_of(model))
-
-
 STREAMED = [{"delay": 1}, {"delay": 1, "eager": True}, {}]
 
 
@@ -154,32 +119,6 @@ def test_fragments_are_exchanged_in_turns_and_settle_ends_with_equal_weights(top
         local.settle()  # nothing is left to exchange
         assert torch.equal(weights_of(model), settled)
         assert [reducer.steps for reducer in local.exchange.reducers] == [3, 3]
-
-
-@pytest.mark.parametrize("how", STREAMED, ids=str)
-def test_a_run_is_restored_while_a_fragment_is_under_way(topology, how):
-    given = {"steps": 4, "fragments": 2, **how, **DILOCO}
-    model = network()
-    optimizer = adam(model)
-    steps, file = batches(topology.world.rank, 11), io.BytesIO()
-    with LocalSteps(model, optimizer, topology, SPARSE, **given) as local:
-        for number, batch in enumerate(steps, 1):
-            step(model, optimizer, batch)
-            local.step()
-            if number == 6:  # after which a fragment leaves
-                torch.save([each.state_dict() for each in (model, optimizer, local)], file)
-        local.settle()
-    restored = network()
-    optimizer = adam(restored)
-    with LocalSteps(restored, optimizer, topology, SPARSE, **given) as local:
-        file.seek(0)
-        for each, state in zip((restored, optimizer, local), torch.load(file), strict=True):
-            each.load_state_dict(state)
-        for batch in steps[6:]:
-            step(restored, optimizer, batch)
-            local.step()
-        local.settle()
-    assert torch.equal(weights_of(restored), weights_of(model))
 
 
 # ------------------------------------------------------------------------ ranks of different speed
@@ -257,28 +196,39 @@ def test_differences_count_by_the_samples_of_their_steps_where_they_shall(topolo
     assert topology.world.size == 1 or (plain - by_count).abs().max() > 1e-4
 
 
-def test_a_rank_that_is_restored_has_spent_what_it_had(topology):
-    model, rank = network(), topology.world.rank
-    optimizer = adam(model)
-    given = {"steps": 6, "round_seconds": 3.5, **DILOCO}
-    steps, file = batches(rank, 12), io.BytesIO()
-    with LocalSteps(model, optimizer, topology, SPARSE, **given) as local:
-        passes, taken = with_clock(local, 1.0 + rank), []
-        for number, batch in enumerate(steps, 1):
-            taken.append(paced(local, model, optimizer, batch, passes))
-            if number == 3:
-                torch.save([each.state_dict() for each in (model, optimizer, local)], file)
-    restored = network()
-    optimizer = adam(restored)
-    with LocalSteps(restored, optimizer, topology, SPARSE, **given) as local:
-        file.seek(0)
-        for each, state in zip((restored, optimizer, local), torch.load(file), strict=True):
-            each.load_state_dict(state)
-        passes = with_clock(local, 1.0 + rank)
-        again = [paced(local, restored, optimizer, batch, passes) for batch in steps[3:]]
-    assert again == taken[3:]
-    assert not all(again)
-    assert torch.equal(weights_of(restored), weights_of(model))
+@pytest.mark.parametrize(
+    ("given", "saved_after"),
+    [
+        ({"steps": 3}, 5),  # within a round
+        *(({"steps": 4, "fragments": 2, **how}, 6) for how in STREAMED),  # when a fragment is under way
+        ({"steps": 6, "round_seconds": 3.5}, 3),  # of which a rank has spent a part
+    ],
+    ids=str,
+)
+def test_a_run_that_is_restored_goes_on_to_the_bit(topology, given, saved_after):
+    rank, file, ends = topology.world.rank, io.BytesIO(), []
+    for begin in (0, saved_after):
+        model = network()
+        optimizer = adam(model)
+        with LocalSteps(model, optimizer, topology, SPARSE, **given, **DILOCO) as local:
+            if begin:
+                file.seek(0)
+                for each, state in zip((model, optimizer, local), torch.load(file), strict=True):
+                    each.load_state_dict(state)
+            with local.common_weights():
+                common = weights_of(model)
+            assert all(torch.equal(common, each) for each in everywhere(topology, common))
+            passes, taken = with_clock(local, 1.0 + rank), []
+            for number, batch in enumerate(batches(rank, 12)[begin:], begin + 1):
+                taken.append(paced(local, model, optimizer, batch, passes))
+                if number == saved_after:
+                    torch.save([each.state_dict() for each in (model, optimizer, local)], file)
+            local.settle()
+        ends.append((taken, weights_of(model)))
+    (taken, through), (taken_again, restored) = ends
+    assert taken_again == taken[saved_after:]
+    assert all(taken_again) == ("round_seconds" not in given)
+    assert torch.equal(restored, through)
 
 
 def test_what_cannot_take_local_steps_is_refused_in_one_line(topology):

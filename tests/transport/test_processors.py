@@ -30,11 +30,8 @@ def test_a_rank_alone_computes_in_the_processor_time_that_it_takes_here():
 def test_ranks_share_the_cores(cores, times_as_long):
     seconds = simulated.run(seconds_to_compute, 4, cores=cores)
     assert max(seconds) == pytest.approx(times_as_long * WORK_SECONDS)
-
-
-def test_ranks_that_want_the_same_core_take_turns():
-    seconds = simulated.run(seconds_to_compute, 4, cores=1)
-    assert min(seconds) > 2 * WORK_SECONDS  # one after the other, the first would be done after one
+    # they take turns: one after the other, the first would be done after one
+    assert cores > 1 or min(seconds) > 2 * WORK_SECONDS
 
 
 def test_a_message_that_is_sent_after_computing_sets_out_then():
@@ -98,12 +95,6 @@ def test_a_ring_is_no_incast():
         return comm.now() - start
 
     assert simulated.run(body, 5, ranks_per_node=1, network=INCAST) == pytest.approx([1e-3] * 5)
-
-
-@pytest.mark.parametrize("incast", [0.9, float("inf"), float("nan")])
-def test_an_incast_that_cannot_be_is_refused(incast):
-    with pytest.raises(InvalidArgument, match=rf"^incast: expected a factor from 1, got {incast}$"):
-        Link(0.0, 0.0, incast)
 
 
 @pytest.mark.parametrize("cores, times_as_long", [(1, 2), (2, 1)])

@@ -139,10 +139,6 @@ def times(body, world_size, ranks_per_node):
     return simulated.run(timed, world_size, ranks_per_node, NETWORK)
 
 
-def test_computing_takes_no_virtual_time():
-    assert times(lambda comm: np.arange(10_000).sum(), 3, 1) == [0, 0, 0]
-
-
 def send_one(source, destination, size):
     """A body in which one rank sends ``size`` bytes to another, and both wait for it."""
 
@@ -173,25 +169,19 @@ def test_a_rank_sends_one_message_after_the_other():
     assert times(body, 4, 4) == [3 * (1 + 1), 1 + 1, 2 * (1 + 1), 3 * (1 + 1)]
 
 
-def test_the_ranks_of_a_node_share_its_card_on_the_way_out():
-    def body(comm):  # ranks 0 and 1 on one node, 2 and 3 on nodes of their own
-        if comm.rank < 2:
-            comm.send(np.zeros(100, np.uint8), comm.rank + 2).wait()
-        else:
-            comm.receive(np.zeros(100, np.uint8), comm.rank - 2).wait()
-
-    assert times(body, 4, [2, 1, 1]) == [16 + 100, 16 + 200, 16 + 100, 16 + 200]
-    assert times(body, 4, 1) == [16 + 100] * 4
-
-
-def test_the_ranks_of_a_node_share_its_card_on_the_way_in():
+@pytest.mark.parametrize(
+    ("ranks_per_node", "queued"),
+    [([2, 1, 1], [0, 1, 0, 1]), ([1, 1, 2], [0, 0, 0, 1]), (1, [0] * 4)],
+    ids=["on the way out", "on the way in", "cards of their own"],
+)
+def test_the_ranks_of_a_node_share_its_card(ranks_per_node, queued):
     def body(comm):
         if comm.rank < 2:
             comm.send(np.zeros(100, np.uint8), comm.rank + 2).wait()
         else:
             comm.receive(np.zeros(100, np.uint8), comm.rank - 2).wait()
 
-    assert times(body, 4, [1, 1, 2]) == [16 + 100, 16 + 100, 16 + 100, 16 + 200]
+    assert times(body, 4, ranks_per_node) == [16 + 100 * (1 + each) for each in queued]
 
 
 def test_a_card_sends_and_receives_at_the_same_time_and_in_parallel_to_the_links_inside():
@@ -269,6 +259,9 @@ def test_runs_take_turns_in_the_same_order_every_time():
         (lambda: Link(0.0, float("nan")), "beta: expected seconds from 0, got nan"),
         (lambda: Link(1.0, 0.0, gap=2.0), "gap: expected 0 to alpha, 1.0, got 2.0"),
         (lambda: Link(1.0, 0.0, busy=-1.0), "busy: expected 0 to alpha, 1.0, got -1.0"),
+        (lambda: Link(0.0, 0.0, 0.9), "incast: expected a factor from 1, got 0.9"),
+        (lambda: Link(0.0, 0.0, float("inf")), "incast: expected a factor from 1, got inf"),
+        (lambda: Link(0.0, 0.0, float("nan")), "incast: expected a factor from 1, got nan"),
         (lambda: Link.of(microseconds=1, gbit_per_second=0), "gbit_per_second: expected more than 0, got 0"),
     ],
 )

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 from scipy.linalg import hadamard
 
-from commlib import Topology, make_reducer
-from commlib.transport import simulated
 from commlib.wire import VALUE_CODECS
 from commlib.wire.hadamard import SIGNS
 
@@ -55,15 +53,3 @@ def test_a_nan_spoils_its_bucket_and_the_largest_values_none(name):
     assert np.isnan(found[512:]).all()
     assert np.isfinite(decoded(name, np.full(1024, 1e38, np.float32))).all()
     assert not decoded(name, np.zeros(1024, np.float32)).any()
-
-
-def test_a_torus_of_rotated_values_keeps_what_it_rounds():
-    def body(comm):
-        reducer = make_reducer("torus2d", Topology(comm, 2), 3000, values="hadamard4")
-        mean = reducer.reduce(drawn(3000, comm.rank))
-        return mean, reducer.residual
-
-    means, residuals = zip(*simulated.run(body, 4), strict=True)
-    assert all(mean.tobytes() == means[0].tobytes() for mean in means)
-    given = np.sum([drawn(3000, rank) for rank in range(4)], axis=0, dtype=np.float64)
-    np.testing.assert_allclose(4 * means[0] + np.sum(residuals, axis=0), given, atol=1e-4)

@@ -38,7 +38,6 @@ class EmulatedEngine(Engine):
         self.seed, self.multiprocessors = seed, multiprocessors
         self._under_way, self._memory = under_way, memory
         self._guarded = []
-        self.launched = []  # names of kernels
 
     def empty(self, size, dtype):
         length = size * np.dtype(dtype).itemsize
@@ -62,7 +61,6 @@ class EmulatedEngine(Engine):
         given = len(arguments), described, pointers, self.seed, self._under_way
         failure = _library(source).emulate(kernel.encode(), blocks, threads, *given)
         assert not failure, f"{source.name}.{kernel}: {failure.decode()}"
-        self.launched.append(kernel)
         self._check_guards(kernel)
 
     def from_host(self, array):
