@@ -1,19 +1,15 @@
 """benchmarks/README.md, the pages of docs/ with records, and their pictures show the newest records."""
 
 import doctest
-import json
 import re
-from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 
 from benchmarks import claims
 from benchmarks.draw_benchmarks import FOLDER, PAGES, ROWS, fingerprints, page
-from benchmarks.drawing.pages import Results, newest, with_block
-from benchmarks.jobs import record_of
+from benchmarks.drawing.pages import newest, with_block
 from tests.launching import DIGITS, ROOT
-from training.bench.record import MEASURED, Record, Seconds, code_of
 from training.config.config import load
 
 README = FOLDER / "README.md"
@@ -51,19 +47,6 @@ def test_every_picture_shows_the_newest_records_and_is_shown():
 def test_pages_of_docs_show_the_newest_records(measured):
     text = (ROOT / measured.path).read_text()
     assert measured.with_measured(text, FOUND) == text
-
-
-def test_records_of_code_that_has_changed_since_are_told_from_those_of_todays():
-    record = Record("pto", {}, "slices", Seconds.of([1.0]))
-    today = record_of(json.loads(record.line()))
-    older = replace(today, more=today.more | {"code": code_of("cache")})
-    for records, is_current in (([today], True), ([today, older], False), ([record], False)):
-        assert Results("pto", FOLDER, records).is_current == is_current
-
-
-def test_selection_on_a_gpu_is_not_of_the_code_of_that_on_a_processor():
-    assert set(MEASURED["gpu_selection"]) - set(MEASURED["selection"]) == {"commlib/gpu"}
-    assert code_of("gpu_selection") != code_of("selection")
 
 
 @pytest.mark.slow
