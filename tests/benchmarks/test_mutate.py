@@ -25,12 +25,6 @@ def test_every_fault_is_one_of_the_code_as_it_is():
     assert not [test for area in areas.values() for test in area.tests if not (mutate.ROOT / test).exists()]
 
 
-@pytest.mark.parametrize("name", [".venv", ".venv-frameworks", ".venv-oldest"])
-def test_a_copy_of_the_tree_has_no_environment(tmp_path, name):
-    (tmp_path / "tree" / name).mkdir(parents=True)
-    assert list(mutate.copied(tmp_path / "tree", tmp_path / "copy").iterdir()) == []
-
-
 @pytest.mark.slow
 def test_a_fault_in_the_copy_is_found_and_one_without_effect_survives(tmp_path, capsys):
     table, file = tmp_path / "faults.yaml", mutate.ROOT / "commlib" / "density.py"

@@ -31,13 +31,6 @@ FITTED = fits()[1:]
 comparisons = cache(predict_papers.comparisons)
 
 
-def written(name):
-    """Return the rows of the page's table, its head first, cells without quotes."""
-    (body,) = re.findall(f"<!-- {re.escape(name)} -->\n(.*?)<!-- end -->", PAGE, re.DOTALL)
-    rows = [[each.strip(" `") for each in line.strip("|").split("|")] for line in body.splitlines()]
-    return [rows[0], *rows[2:]]
-
-
 # ------------------------------------------------------------- within the stated factors
 
 
@@ -50,7 +43,8 @@ def test_the_predictions_are_within_the_factor_that_the_page_states(name):
 
 def test_the_closed_form_is_within_the_stated_factor_of_the_virtual_clock():
     """The simulated seconds are those of the last run with --simulate; the closed form is computed here."""
-    head, *rows = written("simulated")
+    (body,) = re.findall("<!-- simulated -->\n(.*?)<!-- end -->", PAGE, re.DOTALL)
+    head, _, *rows = ([each.strip(" `") for each in row.strip("|").split("|")] for row in body.splitlines())
     assert head[2:4] == ["simulated, ms", "closed form, ms"]
     network = Network(inter=FITTED[0].link)
     clusters = {

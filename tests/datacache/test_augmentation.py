@@ -203,11 +203,6 @@ def test_impossible_settings_are_refused(settings, error):
         (CentreCrop if "ratio" in settings else Augmentation)(**{"input_size": 8, **settings})
 
 
-def test_a_mean_for_other_channels_is_refused():
-    with pytest.raises(ValueError, match="mean, std: expected 1 or 3 numbers, one a channel, got 2"):
-        applied(Augmentation(8, (1.0, 2.0), (1.0, 2.0)), images_of([(5, 6, 3)]))
-
-
 @pytest.mark.parametrize(
     "images",
     [
@@ -216,6 +211,8 @@ def test_a_mean_for_other_channels_is_refused():
         [np.zeros((4, 4, 1), np.uint8), np.zeros((4, 4, 3), np.uint8)],
     ],
 )
-def test_what_is_no_image_is_refused(images):
+def test_what_is_no_image_or_of_other_channels_is_refused(images):
     with pytest.raises(ValueError, match=r"images: expected uint8 \(height, width, channels\), of .*, got"):
         Augmentation(8).arrays(images, np.zeros(len(images)), None, Pools())
+    with pytest.raises(ValueError, match="mean, std: expected 1 or 3 numbers, one a channel, got 2"):
+        applied(Augmentation(8, (1.0, 2.0), (1.0, 2.0)), images_of([(5, 6, 3)]))

@@ -108,16 +108,6 @@ def test_an_epoch_goes_on_where_it_is_told_to_and_nothing_before_is_read():
     assert np.flatnonzero(source.reads).tolist() == sorted(rest[0])
 
 
-def test_evaluation_counts_every_sample_once_in_equally_many_batches():
-    caches = [DataCache(Counted()) for _ in range(2)]
-    ranks = [
-        list(evaluated(cache, CentreCrop(8), rank, 2, batch_size=4)) for rank, cache in enumerate(caches)
-    ]
-    assert len(ranks[0]) == len(ranks[1]) == 3
-    counted = [batch.labels[batch.counts] for rank in ranks for batch in rank]
-    assert sorted(np.concatenate(counted)) == list(range(100, 100 + SAMPLES))
-
-
 def test_a_node_keeps_its_part_and_reads_others_through(tmp_path):
     source, order = Counted(24), order_of(shards=2, samples=24)
     part = order.part([0], 2)

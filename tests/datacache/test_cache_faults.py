@@ -9,15 +9,7 @@ import pytest
 
 from benchmarks.pictures import generate
 from benchmarks.throttled import counts, serve
-from datacache import (
-    CacheDirs,
-    CentreCrop,
-    DataCache,
-    ImageFolder,
-    Order,
-    Preprocessing,
-    manifest_of,
-)
+from datacache import CacheDirs, CentreCrop, DataCache, ImageFolder, Order, Preprocessing, manifest_of
 from tests.datacache.processes import FORK
 from tests.extent import ALL
 
@@ -104,15 +96,6 @@ def test_ranks_killed_while_they_fill_the_levels_lose_nothing_that_was_kept(pict
     assert interrupted > 0, "no kill came between the first sample and the last"
 
 
-def test_a_storage_that_fails_one_request_in_five_costs_time_only(pictures, right, tmp_path):
-    with serve(pictures, failures=0.2, seed=5) as url:
-        cache = cache_of(url, tmp_path)
-        assert_equal(epoch(cache), right)
-        assert counts(url).failures > 0
-    assert cache.counts.storage == SAMPLES
-    assert_equal(epoch(cache), right)  # nobody serves any more, and nobody is asked
-
-
 def test_jobs_of_one_node_share_what_is_the_same_and_keep_apart_what_is_not(pictures, right, tmp_path):
     with serve(pictures) as url:
         jobs = [cache_of(url, tmp_path), cache_of(url, tmp_path, side=40), cache_of(url, tmp_path)]
@@ -130,28 +113,3 @@ def test_jobs_of_one_node_share_what_is_the_same_and_keep_apart_what_is_not(pict
             job.close()
     assert len(list((tmp_path / "disk").glob("gen-*"))) == 1
     assert len(list((tmp_path / "memory").glob("gen-*"))) == 2
-
-
-def test_a_source_that_changes_under_the_cache_is_read_anew(tmp_path):
-    generate(tmp_path / "pictures", 20)
-    order = Order(20, 1, 4, seed=3)
-
-    def batches():
-        cache = cache_of(tmp_path / "pictures", tmp_path)
-        made = list(cache.batches(order, CROP, 0, 1, 0))
-        cache.close()
-        return made, cache.counts.storage
-
-    before, _ = batches()
-    assert batches()[1] == 0
-    first, second = sorted((tmp_path / "pictures").rglob("*.jpg"))[:2]
-    first.write_bytes(second.read_bytes())
-    after, storage = batches()
-    assert storage == 20
-    changed = [
-        number
-        for one, other in zip(before, after, strict=True)
-        for number, old, new in zip(one.ids, one.images, other.images, strict=True)
-        if not np.array_equal(old, new)
-    ]
-    assert changed == [0]

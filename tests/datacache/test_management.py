@@ -45,7 +45,7 @@ def test_a_folder_that_another_process_removes_meanwhile_is_not_listed(tmp_path)
     assert list(listing) == []
 
 
-def test_damaged_records_are_counted(tmp_path):
+def test_damaged_records_are_counted_and_a_folder_that_cannot_be_read_is_told(tmp_path):
     cache_in(tmp_path).fill()
     assert [management.verify(each).damaged for each in kept(tmp_path)] == [0, 0]
     (path,) = (tmp_path / "memory").glob("gen-*/records")
@@ -54,14 +54,8 @@ def test_damaged_records_are_counted(tmp_path):
         data[data.find(IMAGES[number].tobytes()) + 5] ^= 1
     path.write_bytes(data)
     assert [management.verify(each).damaged for each in kept(tmp_path)] == [0, 2]
-
-
-def test_a_folder_that_cannot_be_read_is_told(tmp_path):
-    cache_in(tmp_path).fill()
-    (path,) = (tmp_path / "disk").glob("gen-*/COMPLETE")
-    path.write_text("nonsense")
-    verdict = management.verify(kept(tmp_path)[0])
-    assert "COMPLETE" in verdict.unreadable
+    next((tmp_path / "disk").glob("gen-*/COMPLETE")).write_text("nonsense")
+    assert "COMPLETE" in management.verify(kept(tmp_path)[0]).unreadable
 
 
 def test_garbage_is_what_nobody_uses_but_complete_samples_of_level_1(tmp_path):

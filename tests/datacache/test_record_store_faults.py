@@ -7,9 +7,8 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
@@ -28,7 +27,6 @@ SAMPLES = Samples("faults", np.arange(5, 1205, 2), 9000)
 IDS, FINGERPRINT, SIZES = SAMPLES.ids, SAMPLES.fingerprint, SAMPLES.sizes
 make, put, read_right = SAMPLES.make, SAMPLES.put, SAMPLES.read_right
 KILLS = 30 if ALL else 6
-NOT_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a filesystem takes root")
 
 
 def start(target: Callable[..., object], *arguments: object) -> ForkProcess:
@@ -85,32 +83,21 @@ def test_a_stopped_process_costs_a_put_and_not_the_run(root: Path, monkeypatch: 
 # --- without room
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
-    """Give a filesystem in memory of 2 MiB."""
-    mount = tmp_path / "small"
-    mount.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(mount)], check=True)
-    yield mount
-    subprocess.run(["umount", "-l", str(mount)], check=True)
-
-
-@NOT_ROOT
-def test_reading_what_is_there_needs_no_room(small: Path) -> None:
+def test_reading_what_is_there_needs_no_room(tmpfs: Path) -> None:
     ids, rest = IDS[:100], list(range(90, 100))
-    with make(small / "cache", ids) as cache:
+    with make(tmpfs / "cache", ids) as cache:
         put(cache, ids[:90])
-        (small / "others").write_bytes(bytes(free_bytes(small)))
+        (tmpfs / "others").write_bytes(bytes(free_bytes(tmpfs)))
 
         def read() -> bool:
-            own = make(small / "cache", ids)
+            own = make(tmpfs / "cache", ids)
             put(own, ids[90:])
             said = "100 samples: needs" in str(own.no_room)
             return said and own.is_full and read_right(own, ids) == Misses(rest, [])
 
         assert in_child(read)
-    (small / "others").unlink()
-    with make(small / "cache", ids) as cache:
+    (tmpfs / "others").unlink()
+    with make(tmpfs / "cache", ids) as cache:
         put(cache, ids[90:])
         assert cache.seal()
 

@@ -45,11 +45,6 @@ def put(url: str, contents: dict[str, bytes]) -> str:
     return url
 
 
-@pytest.fixture(params=["file", "memory"])
-def url(request, tmp_path):
-    return f"file://{tmp_path}/data" if request.param == "file" else f"memory://{uuid.uuid4().hex}"
-
-
 @pytest.fixture
 def memory():
     return f"memory://{uuid.uuid4().hex}"

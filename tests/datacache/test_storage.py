@@ -17,6 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from datacache.errors import SourceChanged, StorageFailed
 from datacache.storage import JOINED_BYTES, JOINED_GAP, File, Range, Storage, joined
 from tests.datacache.processes import in_child
+from tests.datacache.test_sources import put
 
 FAST = {"first_wait_seconds": 0.0005}
 CONTENTS = bytes(range(256)) * 40
@@ -117,18 +118,12 @@ def flaky(url, share=0.0, **options):
 # listing
 
 
-@pytest.fixture(params=["file", "memory"])
-def tree(request, tmp_path):
+@pytest.fixture
+def tree(url):
     """A URL with files at several depths, and what they hold."""
     contents = {"a/x": b"1", "a/deep/er/y": b"22", "a-b": b"333", "b/ ü#%20": b"4444", "z": b""}
-    url = f"file://{tmp_path}" if request.param == "file" else f"memory://{uuid.uuid4().hex}"
-    with fsspec.open(f"{url}-other/not-mine", "wb", auto_mkdir=True) as file:
-        file.write(b"-")
-    filesystem, root = fsspec.core.url_to_fs(url)
-    for path, data in contents.items():
-        filesystem.makedirs(f"{root}/{path}".rpartition("/")[0], exist_ok=True)
-        filesystem.pipe_file(f"{root}/{path}", data)
-    return url, contents
+    put(f"{url}-other", {"not-mine": b"-"})
+    return put(url, contents), contents
 
 
 def test_all_files_below_a_url_are_listed_by_path_with_their_bytes(tree):

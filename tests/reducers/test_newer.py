@@ -204,11 +204,7 @@ def test_frameworks_give_shapes_to_reducers_that_take_them():
     ("name", "options", "message"),
     [
         ("spardl", {"teams": 3}, "teams: expected a divisor of the 4 ranks, got 3"),
-        (
-            "spardl",
-            ALL,
-            "selector: expected one that selects k entries, got 'all'",
-        ),
+        ("spardl", ALL, "selector: expected one that selects k entries, got 'all'"),
         ("exdyna", {"indices": "fp16"}, "whose values can be added up, got 'fp16'"),
         ("arctopk", {"row": 4}, "sketch: expected a whole number from 1 to 3, which is less than a row of 4"),
         ("arctopk", {"sketch": 0}, "sketch: expected a whole number from 1 to 511"),
@@ -222,29 +218,13 @@ def test_frameworks_give_shapes_to_reducers_that_take_them():
         ("torus2d", {"values": []}, "values: expected one of fp32, fp16, "),
         ("dsar_split", {"sums": {}}, "sums: expected one of fp32, fp16, "),
         ("gtopk", {"hierarchical": 1}, "hierarchical: expected true or false, got 1"),
-        (
-            "oktopk",
-            {"repartition_every": 0},
-            "repartition_every: expected a whole number of steps from 1",
-        ),
-        (
-            "oktopk",
-            {"reevaluate_every": -1},
-            "reevaluate_every: expected a whole number of steps from 1",
-        ),
+        ("oktopk", {"repartition_every": 0}, "repartition_every: expected a whole number of steps from 1"),
+        ("oktopk", {"reevaluate_every": -1}, "reevaluate_every: expected a whole number of steps from 1"),
         ("oktopk", {"leftovers": "nobody"}, "leftovers: expected sender or owner, got 'nobody'"),
         ("allgather", {"selector": "all"}, "density: expected 1.0 with selector all, got 0.01"),
-        (
-            "allgather",
-            {**ALL, "decay": 0.5},
-            "decay: expected 1.0 with selector all, which keeps no",
-        ),
+        ("allgather", {**ALL, "decay": 0.5}, "decay: expected 1.0 with selector all, which keeps no"),
         ("ssar_split", {**ALL, "wire": "gap+fp16"}, "wire: expected one without loss with selector all, got"),
-        (
-            "dsar_split",
-            {**ALL, "sums": "qsgd4"},
-            "sums: expected one without loss with selector all",
-        ),
+        ("dsar_split", {**ALL, "sums": "qsgd4"}, "sums: expected one without loss with selector all"),
         ("exdyna", {"density": 0}, "density: expected a number in (0, 1], got 0"),
     ],
 )

@@ -171,12 +171,7 @@ def train(comm, name, options, size, ranks_per_node, steps=STEPS):
         assert found == pytest.approx((np.linalg.norm(lacking), lacking.sum()), rel=1e-5, abs=rounding)
     of_reducer = {option: value for option, value in options.items() if option != "wrappers"}
     formula = bytes_sent(name, topology.nodes, comm.rank, size, **of_reducer)
-    return {
-        "means": means,
-        "kept": reducer.residual + forgotten,
-        "reports": reports,
-        "formula": formula,
-    }
+    return {"means": means, "kept": reducer.residual + forgotten, "reports": reports, "formula": formula}
 
 
 def unrounded(options: dict) -> dict:
@@ -444,25 +439,6 @@ def test_ranks_with_different_settings_are_named(ranks):
         others, last = list(range(ranks.size - 1)), ranks.size - 1
         named = f"density is 0.25 on ranks {others}, 0.5 on ranks [{last}]"
         assert messages == [f"the reducer is not the same on all ranks: {named}"] * ranks.size
-
-
-def test_a_rank_that_is_at_another_step_is_named_on_every_rank(ranks, way):
-    name, options = way
-
-    def body(comm):
-        reducer = make_reducer(name, Topology(comm, ranks_per_node=2), size=100, **options)
-        reducer.reduce(gradient(100, comm.rank, 0))
-        if comm.rank == comm.size - 1:
-            reducer.load_state_dict(reducer.state_dict() | {"steps": 2})
-        try:
-            reducer.reduce(gradient(100, comm.rank, 1))
-        except commlib.RanksDisagree as error:
-            return str(error)
-        return None
-
-    others, last = list(range(ranks.size - 1)), ranks.size - 1
-    named = f"the reducer is not the same on all ranks: step is 1 on ranks {others}, 2 on ranks [{last}]"
-    assert ranks.run(body) == [named if ranks.size > 1 else None] * ranks.size
 
 
 @pytest.mark.world_sizes(3)

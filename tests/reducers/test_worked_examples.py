@@ -7,11 +7,11 @@ numbers whose sums and quotients are exact in float32, so nothing here needs a t
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 
 from commlib import LinkBytes, Topology, make_reducer
 from commlib.transport import simulated
+from tests.reducers.test_peers_defects import dense, non_zeros
 
 Entries = Mapping[int, float]  # value by index; all the other entries are zero
 
@@ -29,17 +29,6 @@ class Step:
     def sent_between_nodes(self) -> list[int]:
         assert not any(sent.intra for sent in self.sent)
         return [sent.inter for sent in self.sent]
-
-
-def vector(size: int, entries: Entries) -> np.ndarray:
-    dense = np.zeros(size, np.float32)
-    for index, value in entries.items():
-        dense[index] = value
-    return dense
-
-
-def non_zeros(dense: np.ndarray) -> dict[int, float]:
-    return {int(index): float(dense[index]) for index in np.flatnonzero(dense)}
 
 
 def run(
@@ -60,7 +49,7 @@ def run(
         reducer = make_reducer(name, topology, size=size, **options)
         seen = []
         for gradients in steps:
-            mean = reducer.reduce(vector(size, gradients[comm.rank]))
+            mean = reducer.reduce(dense(size, gradients[comm.rank]))
             report = reducer.last
             seen.append((non_zeros(mean), non_zeros(reducer.residual), report.traffic.sent, report.applied))
         return seen
@@ -398,7 +387,7 @@ def test_hitopk_skips_a_step_where_one_shard_of_the_sum_is_infinite():
     def body(comm):
         reducer = make_reducer("hitopk", Topology(comm, ranks_per_node=2), size=16, density=0.25)
         # Each node's sum of the first shard is finite, that of both nodes is not; the second shard is zero.
-        reducer.reduce(vector(16, {3: 3e38} if comm.rank % 2 else {}))
+        reducer.reduce(dense(16, {3: 3e38} if comm.rank % 2 else {}))
         return reducer.last.finite, bool(reducer.residual.any())
 
     assert simulated.run(body, 4) == [(False, False)] * 4

@@ -5,12 +5,9 @@ import pytest
 
 from commlib import select
 from commlib.selection.gaussian import LOWER, LOWERINGS, predicted_threshold
+from tests.selection.test_selectors import reference
 
 SIZE = 200_003
-
-
-def largest(vector, k):
-    return np.sort(np.argsort(-np.abs(vector.astype(np.float64)), kind="stable")[:k])
 
 
 def normal(seed, mean=0.0, deviation=1.0, size=SIZE):
@@ -26,8 +23,8 @@ def test_the_threshold_is_that_of_a_normal_distribution_with_this_mean_and_devia
     density, z, mean, deviation
 ):
     vector = normal(1, mean, deviation, size=100_000)
-    reference = vector.astype(np.float64)
-    expected = abs(reference.mean()) + z * reference.std()
+    wide = vector.astype(np.float64)
+    expected = abs(wide.mean()) + z * wide.std()
     # 1e-9: the variance is a difference of sums of 1e5 products in float64, of which 1e4 times the variance
     # may cancel where the mean is a hundred times the deviation
     assert predicted_threshold(vector, round(density * 100_000)) == pytest.approx(expected, rel=1e-9)
@@ -49,7 +46,7 @@ def test_all_that_reach_the_first_lowered_threshold_of_three_quarters_are_select
     while (np.abs(vector) >= np.float32(threshold)).sum() < 0.75 * k:
         threshold *= LOWER
     reached = np.flatnonzero(np.abs(vector) >= np.float32(threshold))
-    expected = reached if len(reached) <= 2 * k else largest(vector, 2 * k)
+    expected = reached if len(reached) <= 2 * k else reference(vector, 2 * k)
     np.testing.assert_array_equal(selected.indices, expected)
 
 
@@ -58,11 +55,11 @@ def test_more_than_twice_k_are_cut_to_the_2k_largest():
     vector[5000:5100] = np.linspace(1, 2, 100)
     vector[5000:5200:2] *= -1
     # The deviation is about 0.15, the threshold for 40 about 0.45: all hundred reach it.
-    np.testing.assert_array_equal(select("gaussian", vector, 40).indices, largest(vector, 80))
+    np.testing.assert_array_equal(select("gaussian", vector, 40).indices, reference(vector, 80))
 
 
 def test_where_an_outlier_has_made_the_deviation_the_k_largest_are_selected():
     vector = normal(4)
     vector[777] = 1e9
     assert predicted_threshold(vector, 200) * LOWER**LOWERINGS > np.sort(np.abs(vector))[-2]
-    np.testing.assert_array_equal(select("gaussian", vector, 200).indices, largest(vector, 200))
+    np.testing.assert_array_equal(select("gaussian", vector, 200).indices, reference(vector, 200))
