@@ -37,7 +37,7 @@ def on_ranks(function, tmp_path, *words, ranks=4):
 def test_ranks_train_on_their_own_samples_and_test_each_once(tmp_path, shards):
     def read(data, phase):
         of_phase = data.of_phase(phase)
-        assert of_phase.steps == (4 if shards < 3 else SAMPLES // 4 // 3)
+        assert of_phase.order.steps() == (4 if shards < 3 else SAMPLES // 4 // 3)
         trained = [batch.ids.tolist() for batch in of_phase.training_batches(epoch=3)]
         tested = [batch.labels[batch.counts].tolist() for batch in of_phase.test_batches()]
         of_phase.close()
