@@ -235,6 +235,16 @@ def test_what_is_not_complete_on_all_hosts_is_not_taken(tmp_path, victim):
     assert transport.simulated.run(body, 4, 2) == [(1, 3)] * 4
 
 
+def test_the_best_stays_until_all_hosts_have_a_better_one(tmp_path):
+    def body(comm):
+        store = on_disks(tmp_path, comm)
+        for step in range(1, 6):
+            save_whole(store, step, shared_tree(step), own_tree(step, comm.rank), best=step in (1, 5))
+        return sorted(manifest.step for _, manifest in store._list().found)
+
+    assert transport.simulated.run(body, 2, 1) == [[1, 3, 4, 5]] * 2
+
+
 @pytest.mark.parametrize("nodes", [[2, 2, 1], [3, 2], [4], [1, 3]])
 def test_other_hosts_or_ranks_do_not_find_what_they_have_not(tmp_path, capsys, nodes):
     transport.simulated.run(

@@ -197,7 +197,7 @@ class Checkpoints:
     ) -> None:
         self.place, self._comm, self._run = place, comm, run
         # A host that fails while others complete a checkpoint has only the one before, which all then need.
-        self._keep = max(keep, 2) if per_host else keep
+        self._keep, self._keep_best = (max(keep, 2), 2) if per_host else (keep, 1)
         hosts = comm.allgather_objects(comm.host if per_host else "")
         self._leader = hosts.index(hosts[comm.rank])  # the lowest of the ranks that share this rank's place
         self._writing: _Writing | None = None
@@ -292,7 +292,7 @@ class Checkpoints:
         newest_first = [(self.place.complete(writing.name, writing.step), manifest), *found]
         best = [name for name, manifest in newest_first if manifest.best]
         for name, _ in newest_first[self._keep :]:
-            if name not in best[:1]:
+            if name not in best[: self._keep_best]:
                 self.place.remove(name)
         self.place.remove_unfinished()
 

@@ -279,7 +279,7 @@ class Checkpointing(Record):
     every_steps: Count | None = None
     """Steps between checkpoints, besides those of epochs."""
     keep: Count = 3
-    """Number of latest checkpoints to retain, besides the best; at least two with `per_node`."""
+    """Number of latest checkpoints to retain, besides the best; at least two of each with `per_node`."""
     path: str | None = None
     """Folder or URL in which each run has a folder for them; ``null``: they are in the run's own folder."""
     storage: dict[str, Any] = {}
