@@ -59,8 +59,8 @@ class Replica:
     def __init__(self, parts):
         self.parts, self.config, self.topology = parts, parts.config, parts.topology
         self.model, self.variables = parts.model.keras, parts.model.variables
-        self.gradients, self.local = parts.exchange.gradients, parts.exchange.local
-        self.scale, self.record = parts.optimizer.scale, parts.step.record
+        self.gradients, self.scale = parts.exchange.gradients, parts.optimizer.scale
+        self.record = parts.step.record
         self.step, self.begin, self.settle = parts.step.take, parts.step.begin, parts.step.settle
         self.common_weights = parts.exchange.common_weights
         self.passed_over, self._backwards = [], {}
@@ -68,6 +68,10 @@ class Replica:
     @property
     def optimizer(self):
         return self.parts.optimizer.optimizer
+
+    @property
+    def local(self):  # each phase has its own
+        return self.parts.exchange.local
 
     def optimizer_state(self):
         return self.parts.optimizer.state_dict().shared["optimizer"]
