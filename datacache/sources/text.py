@@ -2,7 +2,6 @@ r"""Sources of UTF-8 text, whose lines end with ``\n``, the last one also with t
 
 import codecs
 import re
-from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -66,14 +65,14 @@ def find_lines(storage: Storage, file: File, add: Callable[[int], None]) -> Line
         ends.append(start + breaks)
         solids.append(counted[breaks])
         solid, last = int(counted[-1]), block[-1:]
-        head = (head + block[: len(BOM_UTF8)])[: len(BOM_UTF8)]
+        head = (head + block[: len(codecs.BOM_UTF8)])[: len(codecs.BOM_UTF8)]
         add(len(block))
     if last not in (b"", b"\n"):
         ends.append(np.array([file.size]))
         solids.append(np.array([solid]))
     stops = np.concatenate(ends)
     starts = np.concatenate([[0], stops[:-1] + 1])[: len(stops)]
-    mark = len(head) if head == BOM_UTF8 else 0  # as programs of Windows write
+    mark = len(head) if head == codecs.BOM_UTF8 else 0  # as programs of Windows write
     blank = np.diff(np.concatenate(solids), prepend=mark) == 0
     starts[:1] += mark
     return Lines(file.path, starts, stops - starts, blank)
