@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import matplotlib
@@ -16,7 +17,7 @@ from benchmarks import claims
 from benchmarks.drawing import linear
 from benchmarks.drawing.pages import Page, Results, fingerprint, newest, rewrite, with_block
 from benchmarks.drawing.style import STAGES, WAITING, WHOLE, legend, name_row, note, open_up, picture
-from benchmarks.drawing.tables import with_notes
+from benchmarks.drawing.tables import markdown, with_notes
 from benchmarks.jobs import world
 from benchmarks.linear import of_ranks
 from benchmarks.pto import tables as pto_tables
@@ -26,7 +27,7 @@ from training.bench.cache import table as cache_table
 from training.bench.record import Record
 from training.bench.reducers import NOTHING, label, percent
 from training.bench.selection import case_table
-from training.commands.printing import Table
+from training.commands.printing import Table, milliseconds
 
 FOLDER = Path(__file__).resolve().parent
 ROWS = 10
@@ -201,6 +202,27 @@ PAGES = (
 )
 
 
+def planned(found: dict[str, Results]) -> str:
+    """Return the steps of all races beside those that were planned, as Markdown."""
+    records = [each for kind, results in found.items() if kind.startswith("race") for each in results.records]
+    records = [record for record in records if record.more.get("planned_seconds")]
+    if not records:
+        return "Not measured yet.\n"
+    ratios = [record.more["planned_seconds"] / record.seconds.median for record in records]
+    off = [abs(each - 1) for each in ratios]
+    near = percent(fmean(each <= 0.2 for each in off))
+    verdict = (
+        f"Of {len(off)} steps {near} are planned within 20 %, half of them within {percent(median(off))}.\n"
+    )
+    rows = []
+    for record, of_measured in zip(records, ratios, strict=True):
+        case, of_step = record.case, (record.more["planned_seconds"], record.seconds.median)
+        where = (case["model"], case["rate"], world(case["ranks_of_nodes"]))
+        rows.append([*where, f"`{record.subject}`", *map(milliseconds, of_step), f"{of_measured:.2f}"])
+    header = ["model", "rate", "ranks", "reducer", "planned, ms", "measured, ms", "planned/measured"]
+    return f"{verdict}\n{markdown(header, rows)}"
+
+
 def page(text: str, found: dict[str, Results]) -> str:
     """Return the text of benchmarks/README.md with the newest records in its blocks."""
     for section in SECTIONS:
@@ -226,6 +248,7 @@ def write() -> None:
     if linear.KIND in found:
         linear.draw(found[linear.KIND], FOLDER.parent / linear.PICTURE)
     rewrite(FOLDER.parent / "README.md", {"claims": claims.table(found)})
+    rewrite(FOLDER.parent / "docs/validation.md", {"planned": planned(found)})
     for each in PAGES:
         file = FOLDER.parent / each.path
         file.write_text(each.with_measured(file.read_text(), found))

@@ -29,7 +29,7 @@ from commlib import REDUCERS, Communicator, Link, Network, Prediction, Topology,
 from commlib.cost import union
 from commlib.transport import simulated
 from training.commands.printing import Table
-from training.plan.site import load_cluster
+from training.plan.site import load_cluster, per_second
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "validation.md"
 PAPERS = yaml.safe_load(Path(__file__).with_name("papers.yaml").read_text())
@@ -98,7 +98,7 @@ HITOPKCOMM = SimpleNamespace(**PAPERS["hitopkcomm"])
 TENCENT = load_cluster(HITOPKCOMM.cluster)
 HITOPKCOMM.cluster = Cluster(TENCENT.nodes, TENCENT.ranks_per_node, TENCENT.network)
 HITOPKCOMM.trainings = [
-    SimpleNamespace(**each, single_gpu=TENCENT.per_second(precision="float16", **each["trained"]))
+    SimpleNamespace(**each, single_gpu=per_second(TENCENT.throughput, precision="float16", **each["trained"]))
     for each in HITOPKCOMM.trainings
 ]  # the rows of table 3
 

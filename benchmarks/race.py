@@ -8,6 +8,7 @@ Horovod as it comes and all of ours in one, Horovod over MPI's ring in the other
 
 import json
 import os
+import subprocess
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -84,8 +85,7 @@ class CellRace:
 
     def _results(self) -> Iterator[Result]:
         """Run the jobs, of which each seed has one of each algorithm, and yield what they tell."""
-        if any(subject.reducer == AUTO for subject in self.race.subjects):
-            self._tune()
+        self._tune()
         for number in range(self.race.jobs(self.cell)):
             for algorithm in dict.fromkeys(subject.algorithm for subject in self.race.subjects):
                 yield from self._job(number, algorithm)
@@ -133,6 +133,18 @@ class CellRace:
         words = cloudtrain("tune", "--profile", str(self._profile), str(file))
         list(self._told_by(words, auto.algorithm, "cloudtrain tune"))
 
+    def _planned(self, subject: Subject) -> float | None:
+        """Return the seconds of a step by ``cloudtrain plan``, which knows nothing of Horovod."""
+        if subject.horovod:
+            return None
+        told = self._told(subject, profile=str(self._profile))["config"]
+        config = self.race.config(self.cell) | told | {"phases": [self.race.stepping(self.cell, subject)]}
+        file = self.folder / "plan.yaml"
+        file.write_text(json.dumps(config))
+        words = cloudtrain("plan", str(file), "--json")
+        planned = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        return float(json.loads(planned)["phases"][0]["step"])
+
     def _told_by(self, words: Sequence[str], algorithm: str, what: str) -> Iterator[Result]:
         """Yield what a job on all nodes prints."""
         cell, layout = self.cell, self.cell.layout
@@ -168,6 +180,7 @@ class CellRace:
                 "reducer": last["reducer"],
                 "baselines": {peer.name: own.median for peer, own in peers.items()},
                 "of_best": fastest / seconds[subject].median,
+                "planned_seconds": self._planned(subject),
             }
             yield self._line(subject, last, A_STEP, seconds[subject], peers, more)
 
@@ -247,10 +260,11 @@ def title_of(record: Record) -> str:
 
 def steps_table(records: Sequence[Record]) -> Table:
     header = ["", "steps/s", "ms", "min\nms", "max\nms", "peer", "× peer", "× horovod", "of best"]
-    header += ["× no\noverlap", "hidden", "sent inter\nkB", "card\nkB"]
+    header += ["× no\noverlap", "hidden", "planned\nms", "sent inter\nkB", "card\nkB"]
     notes = [
         "ms: of a step, from barrier to barrier, median of turns. peer: the fastest that sends all;",
         "of best: the fastest of all over it. hidden: share of the exchange behind computing.",
+        "planned: the step by cloudtrain plan, from a profile that cloudtrain tune made there before.",
         "sent: payload of the busiest rank; card: what the busiest node's card sent, headers and all",
     ]
     medians = {record.subject: record.seconds.median for record in records}
@@ -268,6 +282,7 @@ def steps_table(records: Sequence[Record]) -> Table:
             f"{more['of_best']:.2f}",
             times(ratio(medians.get(f"{record.subject}{OFF}"), seconds.median)),
             NOTHING if hidden is None else percent(hidden),
+            NOTHING if (planned := more.get("planned_seconds")) is None else milliseconds(planned),
             f"{record.bytes.inter / 1e3:,.0f}" if record.bytes else NOTHING,
             f"{more['card_bytes'] / 1e3:,.0f}",
         ]

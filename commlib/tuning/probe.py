@@ -93,12 +93,16 @@ class Trial:
 
 @dataclass(frozen=True)
 class Profile:
-    """Links and speeds of a job, and reducers that were tried there."""
+    """Links and speeds of a job, and reducers that were tried there.
+
+    ``throughput``: of what was trained there, as :mod:`training.plan.site` reads it; of no use to commlib.
+    """
 
     job: Job
     network: Network
     speeds: Speeds
     trials: tuple[Trial, ...] = ()
+    throughput: tuple[Mapping[str, Any], ...] = ()
 
     def save(self, path: Path) -> None:
         """Write the profile to a file, whole or not at all."""
@@ -140,7 +144,8 @@ class Profile:
         speeds = Speeds(**content["speeds"])
         if missing := [wire for wire in WIRES if wire not in speeds.code]:
             raise ValueError(f"speeds.code: expected {', '.join(WIRES)}, got no {missing[0]}")
-        return cls(job, network, speeds, tuple(map(_trial, content["trials"])))
+        trials = tuple(map(_trial, content["trials"]))
+        return cls(job, network, speeds, trials, tuple(content.get("throughput", ())))
 
     def check(self, job: Job) -> None:
         """Raise ``InvalidArgument`` where the profile was measured in another job than this one."""

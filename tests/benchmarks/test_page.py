@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import claims
-from benchmarks.draw_benchmarks import FOLDER, PAGES, ROWS, fingerprints, page
+from benchmarks.draw_benchmarks import FOLDER, PAGES, ROWS, fingerprints, page, planned
 from benchmarks.drawing.pages import Results, newest, with_block
 from benchmarks.jobs import record_of
 from tests.launching import DIGITS, ROOT
@@ -37,6 +37,8 @@ def test_the_page_shows_the_newest_records_and_stays_short():
 def test_the_readme_claims_what_the_newest_records_say():
     text = (ROOT / "README.md").read_text()
     assert with_block(text, "claims", claims.table(FOUND)) == text
+    text = (ROOT / "docs" / "validation.md").read_text()
+    assert with_block(text, "planned", planned(FOUND)) == text
 
 
 def test_every_picture_shows_the_newest_records_and_is_shown():

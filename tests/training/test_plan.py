@@ -28,7 +28,7 @@ from training.plan.memory import Weights, kept_by, weights_of
 from training.plan.planner import check_room, make_plan
 from training.plan.samples import Epoch, Listing, listing_of, load_countable
 from training.plan.simulation import simulations
-from training.plan.site import FOLDER, ClusterFile, Site, load_cluster, nodes_of, site_of
+from training.plan.site import FOLDER, ClusterFile, Site, load_cluster, nodes_of, per_second, site_of
 
 PAGE = (ROOT / "docs" / "plan.md").read_text()
 ALONE = ("ranks_per_node=null", "cache={}")
@@ -266,12 +266,12 @@ def test_clusters_that_ship_load_by_name(path):
 
 
 def test_the_first_throughput_that_fits_counts(cluster):
-    file = load_cluster(cluster)
+    throughput = load_cluster(cluster).throughput
     facts = {"model": "resnet8", "configuration": "digits", "unit": "samples"}
-    assert file.per_second(**facts, phase=1, input="6 px") == 1000
-    assert file.per_second(**facts, phase=2, input="8 px") == 500
-    assert file.per_second(**facts, phase=2, input="6 px") == 1000  # both fit
-    assert file.per_second(**facts, phase=1, input="8 px") is None
+    assert per_second(throughput, **facts, phase=1, input="6 px") == 1000
+    assert per_second(throughput, **facts, phase=2, input="8 px") == 500
+    assert per_second(throughput, **facts, phase=2, input="6 px") == 1000  # both fit
+    assert per_second(throughput, **facts, phase=1, input="8 px") is None
 
 
 @pytest.mark.parametrize(
@@ -294,9 +294,9 @@ def test_fewer_ranks_fill_node_after_node(cluster):
     assert site_of(load(DIGITS, ALONE), cluster, 3).nodes == [[0, 1], [2]]
 
 
-def profile_at(path, processor="2 cores of a processor"):
+def profile_at(path, processor="2 cores of a processor", *throughput):
     job = Job(("node1", "node2"), (processor,), (2, 2))
-    profile = Profile(job, Network(INTRA, INTER), SPEEDS)
+    profile = Profile(job, Network(INTRA, INTER), SPEEDS, throughput=throughput)
     profile.save(path)
     return profile
 
@@ -313,6 +313,19 @@ def test_a_profile_gives_ranks_links_and_the_speeds_of_kernels(tmp_path):
     assert one_piece.seconds()[0] > one_piece.messages_seconds()  # with the time of the kernels
     assert plan.phases[0].step is None
     assert any(line.startswith("no computing in phases [1, 2]") for line in plan.missing)
+
+
+def test_a_profile_of_the_configuration_gives_the_computing_of_the_phases_whose_inputs_it_measured(tmp_path):
+    measured = {"configuration": "digits", "phase": 1, "input": "6 px", "unit": "samples", "per_second": 640}
+    profile_at(tmp_path / "profile.json", "2 cores", measured, measured | {"phase": 2, "input": "9 px"})
+    plan = planned([f"profile={tmp_path / 'profile.json'}"])
+    first, second = plan.phases
+    assert first.computing == first.global_batch / 4 / 640
+    assert first.step > first.computing
+    assert (second.computing, second.step) == (None, None)
+    profile_at(tmp_path / "profile.json", "2 cores", {"phase": 1})
+    with refused(f"{tmp_path / 'profile.json'}: per_second: missing", ConfigurationError):
+        planned([f"profile={tmp_path / 'profile.json'}"])
 
 
 @pytest.mark.parametrize(("processor", "buckets"), [("8 cores", 2), ("8 cores, V100 by nccl", 1)])

@@ -1,6 +1,7 @@
 """``cloudtrain tune`` writes a profile, and ``reducer: auto`` picks from the one that fits."""
 
 import dataclasses
+import json
 import re
 import threading
 
@@ -288,6 +289,13 @@ def test_two_ranks_tune_and_train_with_what_their_profile_calls_for(tmp_path):
     assert result.returncode == 0, tail(result)
     assert "between nodes:" in result.stdout
     assert "phase 1: 77,754 entries" in result.stdout
+    first, second = Profile.load(path).throughput
+    assert (first["phase"], first["unit"], first["input"]) == (1, "samples", "6 px")
+    assert f"phase 1: {first['per_second']:,.4g} samples of 6 px a second on each rank" in result.stdout
+    result = run("cloudtrain", "plan", DIGITS, alone_on_nodes, f"profile={path}", "--json", cwd=tmp_path)
+    planned = json.loads(result.stdout)["phases"]
+    of_rank = [each["global_batch"] / 2 / each["computing"] for each in planned]
+    assert of_rank == pytest.approx([first["per_second"], second["per_second"]])
     assert errors(result) == ""
 
     words = (DIGITS, *BRIEF, "reducer=auto", alone_on_nodes, f"profile={path}")

@@ -3,9 +3,10 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from statistics import median
+from typing import Any, get_args
 
 import numpy as np
 
@@ -14,7 +15,9 @@ from commlib.reducers import reducer_options
 from commlib.tuning import tuner
 from commlib.tuning.probe import Candidate, Profile, implausible, measure
 from commlib.tuning.tuner import ALONE, ATTEMPTS, WIDE, Choice, choose, expect, spread_of, tried, try_out
+from training.bench.train import TimedSteps, close, endless
 from training.commands.printing import Table, milliseconds, times
+from training.commands.train import make_trainer
 from training.config.config import Config, load
 from training.config.records import Phase, Transport
 from training.config.reducers import AUTO
@@ -22,10 +25,13 @@ from training.plan.memory import weights_of
 from training.process.devices import see_own_gpu, with_gpus
 from training.process.job import LocalRank, all_or_exit, as_rank, on_rank0
 from training.run.autotune import profile_path
+from training.run.data import load_data
 from training.run.parts import import_parts
 
 SIZES = (1_000_000, 14_700_000, 25_600_000)  # examples without a configuration
 DENSITIES = (0.01, 0.001)
+TURNS, WARM_UP_STEPS, COUNTED_STEPS = 2, 2, 4  # of the steps without an exchange
+NO_EXCHANGE = dict.fromkeys(("local_steps", "local", "round_seconds", "outer", "budget", "density_warmup"))
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,8 @@ def tune(request: Request) -> None:
         path = all_or_exit(comm, lambda: profile_path(asked.profile, topology))
         cases = all_or_exit(comm, lambda: _cases(topology, config))
         profile = _measure(topology, cases)
+        if config is not None:
+            profile = replace(profile, throughput=tuple(_throughput(topology, config)))
         all_or_exit(comm, lambda: _save(profile, path) if comm.rank == 0 else None)
         if comm.rank == 0:
             _report(profile, path, topology, cases)
@@ -149,6 +157,34 @@ def _measure(topology: Topology, cases: Sequence[Case]) -> Profile:
     return profile
 
 
+def _throughput(topology: Topology, config: Config) -> list[dict[str, Any]]:
+    """Return how much each rank trains on in a second, all of them at the same time without an exchange.
+
+    As a cluster file has it, an entry for each phase: that of the slowest rank. Collective.
+    """
+    world = topology.world
+    if world.rank == 0:
+        print("training steps of each phase without an exchange …", flush=True)
+    data = all_or_exit(world, lambda: load_data(config, topology))
+    phases = [phase.model_copy(update=NO_EXCHANGE) for phase in config.phases]
+    alone = Topology(world.split(world.rank))
+    trainer = make_trainer(config.model_copy(update={"phases": phases}), alone, data)
+    found = []
+    for phase in trainer.phases:
+        phase.backward.prepare()
+        steps = TimedSteps(trainer, phase.number, endless(phase.data.training_batches))
+        for _ in range(TURNS):
+            world.barrier()
+            steps.turn(WARM_UP_STEPS, COUNTED_STEPS)
+        seconds = max(world.allgather_objects(median(steps.result()["seconds"])))
+        order = data.task.inputs(phase.phase, data.samples).training.order
+        each = {"configuration": config.name, "phase": phase.number + 1, "unit": order.unit}
+        each |= {"input": data.task.describe(phase.phase), "precision": config.precision}
+        found.append(each | {"per_second": order.global_batch / world.size / seconds})
+    close(trainer)
+    return found
+
+
 def _save(profile: Profile, path: Path) -> None:
     try:
         profile.save(path)
@@ -158,6 +194,9 @@ def _save(profile: Profile, path: Path) -> None:
 
 def _report(profile: Profile, path: Path, topology: Topology, cases: Sequence[Case]) -> None:
     print(f"profile of {profile.job}: {path}")
+    for each in profile.throughput:
+        rate = f"{each['per_second']:,.4g} {each['unit']} of {each['input']}"
+        print(f"phase {each['phase']}: {rate} a second on each rank, without an exchange")
     if topology.world.size == 1:
         print(f"reducer=auto picks {ALONE}")
         return

@@ -24,7 +24,7 @@ from training.config.schedules import Span
 from training.plan.exchange import Exchange, StepExchange, exchanges_per_step, overlapped_seconds
 from training.plan.memory import GRADIENTS, Memory, Weights, kept_by, slots_of
 from training.plan.samples import Epoch, Listing
-from training.plan.site import Capacity, Site
+from training.plan.site import Capacity, Site, per_second
 from training.run.autotune import UNPREDICTABLE, bucket_mib, check_budget, choices_within
 from training.run.dry_run import resolved_rate
 
@@ -230,7 +230,8 @@ def _missing(config: Config, site: Site, phases: Sequence[PhasePlan]) -> list[st
     if site.profile is None and site.ranks > 1:
         lines.append("no seconds: expected --cluster, or a profile of these ranks (cloudtrain tune)")
     elif numbers:
-        lines.append(f"no computing in phases {numbers}: expected a throughput of them {in_file}")
+        expected = f"expected a throughput of them {in_file}, or cloudtrain tune with this configuration"
+        lines.append(f"no computing in phases {numbers}: {expected}")
     if config.profile is not None and site.file is not None:
         lines.append(f"profile={config.profile} is not read: {site.source} has the links")
     for phase in phases:
@@ -336,11 +337,10 @@ class _Planner:
         )
 
     def _computing(self, number: int, described: str, epoch: Epoch) -> float | None:
-        """Return the seconds in which one rank computes a step, by the cluster's throughput."""
-        config, file = self.config, self.site.file
-        if file is None:
-            return None
-        per_second = file.per_second(
+        """Return the seconds in which one rank computes a step, by the site's throughput."""
+        config = self.config
+        found = per_second(
+            self.site.throughput,
             model=config.model.name,
             configuration=config.name,
             phase=number + 1,
@@ -348,7 +348,7 @@ class _Planner:
             unit=epoch.unit,
             precision=config.precision,
         )
-        return None if per_second is None else epoch.global_batch / self.site.ranks / per_second
+        return None if found is None else epoch.global_batch / self.site.ranks / found
 
     def _seconds(self, given: StepExchange, computing: float | None) -> tuple[float | None, float | None]:
         """Return the seconds of the messages of a step, and of the step."""

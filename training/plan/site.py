@@ -137,8 +137,10 @@ class ClusterFile(Record):
     def ranks(self) -> int:
         return self.nodes * self.ranks_per_node
 
-    def per_second(self, **facts: Any) -> float | None:
-        return next((each.per_second for each in self.throughput if each.fits(**facts)), None)
+
+def per_second(throughput: Sequence[Throughput], **facts: Any) -> float | None:
+    """Return the throughput of a phase of these facts, by the first entry that fits."""
+    return next((each.per_second for each in throughput if each.fits(**facts)), None)
 
 
 def load_cluster(given: str | Path) -> ClusterFile:
@@ -163,12 +165,14 @@ class Site:
     """The ranks of a run; ``nodes``: the world ranks of every node. ``source`` names file or profile.
 
     ``profile``: of the links, if they are known; the profile of a cluster file has no speeds.
+    ``throughput``: of one rank.
     """
 
     source: str
     nodes: Sequence[Sequence[int]]
     profile: Profile | None = None
     file: ClusterFile | None = None
+    throughput: Sequence[Throughput] = ()
 
     @cached_property
     def ranks(self) -> int:
@@ -235,7 +239,10 @@ def site_of(config: Config, cluster: str | None, ranks: int | None) -> Site:
         of_profile = profile.job.ranks_of_nodes
         if ranks not in (None, sum(of_profile)):
             raise ValueError(f"-np: expected the {sum(of_profile)} ranks of {path}, got {ranks}")
-        site = Site(f"profile {path}", nodes_of(sum(of_profile), of_profile), profile)
+        with problems_in_one_line(path):
+            throughput = list(map(Throughput.model_validate, profile.throughput))
+        nodes = nodes_of(sum(of_profile), of_profile)
+        site = Site(f"profile {path}", nodes, profile, throughput=throughput)
     else:
         return Site("no --cluster and no profile", nodes_of(ranks or 1, given or ranks or 1))
     counts = list(map(len, site.nodes))
@@ -252,7 +259,7 @@ def _on_cluster(given: str, ranks: int | None) -> Site:
         raise ValueError(f"-np: expected at most the {file.ranks} ranks of {given}, got {ranks}")
     nodes = nodes_of(ranks or file.ranks, file.ranks_per_node)
     job = Job(tuple(f"node{number}" for number in range(len(nodes))), (), tuple(map(len, nodes)))
-    return Site(f"cluster {given}", nodes, Profile(job, file.network, NO_SPEEDS), file)
+    return Site(f"cluster {given}", nodes, Profile(job, file.network, NO_SPEEDS), file, file.throughput)
 
 
 def _profile_path(config: Config, ranks: int | None) -> Path | None:
