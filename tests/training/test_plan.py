@@ -321,11 +321,23 @@ def test_a_profile_of_the_configuration_gives_the_computing_of_the_phases_whose_
     plan = planned([f"profile={tmp_path / 'profile.json'}"])
     first, second = plan.phases
     assert first.computing == first.global_batch / 4 / 640
-    assert first.step > first.computing
+    exchange = Exchange(plan.site, [1000], first.reducer, {"density": 0.01, **first.options})
+    assert first.step == pytest.approx(first.computing + exchange.seconds()[0])
     assert (second.computing, second.step) == (None, None)
     profile_at(tmp_path / "profile.json", "2 cores", {"phase": 1})
     with refused(f"{tmp_path / 'profile.json'}: per_second: missing", ConfigurationError):
         planned([f"profile={tmp_path / 'profile.json'}"])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_ranks_that_share_cores_hide_no_messages(tmp_path, shared):
+    path = tmp_path / "profile.json"
+    profile = profile_at(path, "2 cores", {"configuration": "digits", "per_second": 640})
+    replace(profile, speeds=replace(profile.speeds, shared=shared)).save(path)
+    words = [f"profile={path}", "bucket_mib=0.0016", "reducer=dense", "phases.0.reducer=dense"]
+    first = planned(words, sizes=[400, 400]).phases[0]
+    assert first.buckets == 2
+    assert (first.step < first.computing + first.messages) == (not shared)
 
 
 @pytest.mark.parametrize(("processor", "buckets"), [("8 cores", 2), ("8 cores, V100 by nccl", 1)])

@@ -363,7 +363,9 @@ class _Planner:
         whole, messages = exchange.seconds()
         if computing is None or len(messages) == 1:
             return sum(messages), None if computing is None else computing + whole
-        if self.config.overlap and self.config.accumulate == 1:
+        # A core that a rank leaves while it waits computes for another rank, overlap or not.
+        is_shared = self.site.speeds is not None and self.site.speeds.shared
+        if self.config.overlap and self.config.accumulate == 1 and not is_shared:
             return sum(messages), overlapped_seconds(computing, exchange.sizes, messages)
         return sum(messages), computing + sum(messages)
 
