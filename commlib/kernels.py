@@ -36,7 +36,9 @@ class Kernels:
     sum_rows: Callable[[Float32, Float32, int], Float32]
 
 
-MOST_PLANS = 512  # of a codec; plans hold buffers, and the regions of oktopk change their sizes now and then
+# Of a codec: each holds buffers for the longest message of its size, and the regions of oktopk change their
+# sizes now and then. CuPy's pool gives the buffers of a plan that is dropped to the next one.
+MOST_PLANS = 16
 
 
 class GPUSelector(Selector):

@@ -192,7 +192,7 @@ class Levels:
         samples: dict[int, Sample] = {}
 
         def use(position: int, record: memoryview) -> None:
-            payload, shape = unpack(int(ids[position]), record, verify=True, seed=self.memory.seed)
+            payload, shape = unpack(int(ids[position]), record, seed=self.memory.seed)
             if len(shape) == 4:  # the last number is the id of the stand-in
                 self._note_stand_in(int(ids[position]), shape[3])
             samples[position] = np.frombuffer(payload, np.uint8).reshape(shape[:3])
@@ -212,7 +212,7 @@ class Levels:
         found: dict[int, bytes] = {}
 
         def use(position: int, record: memoryview) -> None:
-            found[position] = bytes(unpack(int(ids[position]), record, verify=True, seed=self.disk.seed)[0])
+            found[position] = bytes(unpack(int(ids[position]), record, seed=self.disk.seed)[0])
 
         misses = self.disk.read(ids, use)
         positions = np.array(sorted([*misses.missing, *misses.damaged]), np.int64)

@@ -41,6 +41,13 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
+def check_whole(*, least: int, **options: int) -> None:
+    """Raise ``ValueError`` for an option that is no whole number from ``least``."""
+    for name, value in options.items():
+        if type(value) is not int or value < least:  # True is an int in Python
+            raise ValueError(f"{name}: expected a whole number from {least}, got {value!r}")
+
+
 def no_report(done: int, total: int) -> None:
     """Report nothing."""
 
@@ -118,9 +125,7 @@ class Storage:
         timeout_seconds: float = 30.0,
         threads: int = 16,
     ) -> None:
-        for name, whole in {"attempts": attempts, "threads": threads}.items():
-            if type(whole) is not int or whole < 1:  # True is an int in Python
-                raise ValueError(f"{name}: expected a whole number from 1, got {whole!r}")
+        check_whole(least=1, attempts=attempts, threads=threads)
         if type(first_wait_seconds) not in (int, float) or not first_wait_seconds >= 0:
             raise ValueError(f"first_wait_seconds: expected a number from 0, got {first_wait_seconds!r}")
         if type(timeout_seconds) not in (int, float) or not timeout_seconds > 0:

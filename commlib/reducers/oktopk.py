@@ -33,14 +33,17 @@ def _most(step: Step) -> int:
 def _traffic(step: Step, rank: int) -> LinkBytes:
     """At most the entries of the split, all magnitudes, and the entries of balance and all-gather.
 
-    A rank selects at most ``2k`` entries between re-evaluations; the regions' sums are at most ``P`` times
-    as many; at most ``2k`` reach the global threshold. The bound is for a step that re-evaluates the
-    threshold: by the paper's equation 3 an ordinary balanced step sends at most ``6·k·(P − 1)/P`` words.
+    A rank selects at most ``2k`` entries between re-evaluations, and at most ``2k`` reach the global
+    threshold. Of a message that is dense its region's sum has all entries: no more values than the bytes of a
+    sparse one hold. The bound is for a step that re-evaluates the threshold: by the paper's equation 3 an
+    ordinary balanced step sends at most ``6·k·(P − 1)/P`` words.
     """
     ranks, size, selected = step.ranks, step.size, _most(step)
-    entry = index_dtype(size).itemsize + VALUE_BYTES
-    to_each = dict.fromkeys(range(ranks), 2 * selected * entry)
-    to_each[(rank + 1) % ranks] += selected * entry + VALUE_BYTES * min(size, ranks * selected)
+    final = (index_dtype(size).itemsize + VALUE_BYTES) * selected
+    message = max(final, step.codec.message_bytes(selected, size))  # a codec's header may be all of it
+    summed = min(size, ranks * message * size // step.codec.values.message_bytes(size))
+    to_each = dict.fromkeys(range(ranks), message + final)
+    to_each[(rank + 1) % ranks] += final + VALUE_BYTES * summed
     return by_link(step.nodes, rank, to_each)
 
 

@@ -50,8 +50,14 @@ def rounds_of(ranks: int) -> Iterator[tuple[int, int]]:
 
 def _block(step: Step) -> tuple[int, int]:
     """Return the ranks of a team, and the entries that a rank keeps of each block."""
-    members = step.ranks // step.options["teams"]
+    members, left = divmod(step.ranks, step.options["teams"])
+    if left:
+        raise _not_a_divisor(step.options["teams"], step.ranks)
     return members, -(-step.k // members)
+
+
+def _not_a_divisor(teams: object, ranks: int) -> InvalidArgument:
+    return InvalidArgument(f"teams: expected a divisor of the {ranks} ranks, got {teams!r}")
 
 
 def _traffic(step: Step, rank: int) -> LinkBytes:
@@ -136,7 +142,7 @@ class SparDL(SparseReducer):
         ranks = self.comm.size
         exchanges = topology.world.size > 1 and self.length > 0  # uneven nodes have ranks without a shard
         if type(teams) is not int or teams < 1 or (exchanges and ranks % teams):
-            raise InvalidArgument(f"teams: expected a divisor of the {ranks} ranks, got {teams!r}")
+            raise _not_a_divisor(teams, ranks)
         self.options = SparDLOptions(**asdict(self.options), teams=teams)
         self._members = max(1, ranks // teams)
         self._own = self.comm.rank % self._members

@@ -279,6 +279,7 @@ class ForwardingCommunicator(Communicator):
     def __init__(self, inner: Communicator) -> None:
         super().__init__(inner.rank, inner.size, inner.host)
         self.arrays, self.shares_cores, self._inner = inner.arrays, inner.shares_cores, inner
+        self.eager_bytes = inner.eager_bytes
 
     def __str__(self) -> str:
         return str(self._inner)

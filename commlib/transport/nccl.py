@@ -61,7 +61,7 @@ class GPUCommunicator(ForwardingCommunicator):
 
     def __init__(self, control: Communicator, between: str) -> None:
         super().__init__(control)
-        self.arrays = _cupy()
+        self.arrays, self.eager_bytes = _cupy(), Communicator.eager_bytes  # of NCCL, not of MPI
         self.device = self.arrays.cuda.Device()
         self.between = between
         self._stream = self.arrays.cuda.Stream(non_blocking=True)

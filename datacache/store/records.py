@@ -1,12 +1,11 @@
 """The bytes of one record: a header with checksums, then the payload.
 
 The header holds the record's key, so a record that is read under another key is detected; its own checksum,
-which is always verified; and the payload's, seeded with the header's, which is verified on request. The
-header's checksum is seeded with the fingerprint of the store, so a record of another data set with the same
-key and size is detected too.
+seeded with the fingerprint of the store, so a record of another data set with the same key and size is
+detected too; and the payload's checksum, seeded with the header's.
 
 >>> record = pack(7, b"abcdef", (2, 3))
->>> payload, shape = unpack(7, memoryview(record), verify=True)
+>>> payload, shape = unpack(7, memoryview(record))
 >>> bytes(payload), shape
 (b'abcdef', (2, 3))
 """
@@ -46,13 +45,11 @@ def pack(key: int, payload: bytes | memoryview, shape: tuple[int, ...] = (), *, 
     return b"".join((head, checks, payload))
 
 
-def unpack(
-    key: int | None, record: memoryview, *, verify: bool, seed: int = 0
-) -> tuple[memoryview, tuple[int, ...]]:
+def unpack(key: int | None, record: memoryview, *, seed: int = 0) -> tuple[memoryview, tuple[int, ...]]:
     """Return payload (a view of ``record``) and shape.
 
-    Raises :class:`Damaged` unless the header has this key (any if ``None``), seed, format and length; with
-    ``verify`` also if the payload does not match its checksum.
+    Raises :class:`Damaged` unless the header has this key (any if ``None``), seed, format and length, and the
+    payload matches its checksum.
     """
     if len(record) < HEADER_BYTES:
         raise Damaged(f"sample {key}: expected at least {HEADER_BYTES} bytes, got {len(record)}")
@@ -65,6 +62,6 @@ def unpack(
     payload = record[HEADER_BYTES:]
     if len(payload) != size:
         raise Damaged(f"sample {key}: expected {size} bytes, got {len(payload)}")
-    if verify and payload_check != xxh3_64_intdigest(payload, head_check):
+    if payload_check != xxh3_64_intdigest(payload, head_check):
         raise Damaged(f"sample {key}: the payload is not what was written")
     return payload, tuple(padded[:dimensions])

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import sparse
 from sklearn.linear_model import LogisticRegression
 
 from commlib import Topology
@@ -11,6 +12,7 @@ from commlib.transport import simulated
 from tests.extent import more
 from tests.linear.made import FEATURES, all_rows, rows_of, settings_of, value_of
 from training.linear import LinearClassifier
+from training.linear.rows import Rows
 from training.linear.solvers import CoordinateDescent
 
 GIVEN = {"solver": "coordinate", "coordinates": 7, "l2": 0.01}
@@ -53,6 +55,17 @@ def test_every_pass_comes_nearer_to_the_optimum(size, given):
         least = value_of(settings, matrix, labels, exact.coef_[0], exact.intercept_[0])
         assert least - 1e-6 <= values[-1] < least + 5e-3
     assert all(each[0].tobytes() == weights.tobytes() for each in seen)
+
+
+def test_rows_without_entries_change_nothing():
+    def body(comm):
+        rows = Rows.of_matrix(sparse.csr_array((3, 5), dtype=np.float32), [1, -1, 1])
+        solver = CoordinateDescent(
+            Topology(comm), rows, settings_of(reducer="auto", intercept=False, **GIVEN)
+        )
+        return solver.run_pass().loss, solver.model.weights.tolist()
+
+    assert simulated.run(body, 2) == [(pytest.approx(math.log(2)), [0] * 5)] * 2
 
 
 def test_columns_that_are_alike_do_not_overshoot_together():

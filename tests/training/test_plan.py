@@ -420,6 +420,10 @@ def test_the_weights_are_those_of_the_model():
         (["--cluster", "tencent_v100", "-np", "129"], "-np: expected at most the 128 ranks"),
         (["--cluster", "tencent"], "expected a YAML file or the name of one that ships"),
         (["ranks_per_node=4", "--cluster", "tencent_v100"], "ranks_per_node: expected 8 as on the nodes of "),
+        (
+            ["phases.0.reducer={name: spardl, teams: 3}", "-np", "8"],
+            "teams: expected a divisor of the 8 ranks, got 3",
+        ),
         (["profile=/no/such.json"], "/no/such.json: no such profile"),
         (
             ["phases.0.reducer={name: spardl, teams: 4}", "-np", "8", "--simulate", "6"],

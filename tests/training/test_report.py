@@ -254,6 +254,12 @@ def test_stalls_skipped_steps_and_the_slowest_rank_are_told(tmp_path):
     assert told["checkpoints"] == "2, 200 ms each (median), 400 ms together, 10.0% of the time"
 
 
+def test_skipped_steps_of_a_run_that_has_not_ended_are_of_those_that_were_logged(tmp_path):
+    records = [*begun(), step(0, 10), step(0, 20, finite=False), step(0, 30)]
+    told = facts.facts(run_in(folder(tmp_path / "a", records)))
+    assert told["steps skipped"] == "1 of 3 logged, for a NaN or an infinity"
+
+
 def test_samples_are_counted_by_level_over_all_processes(tmp_path):
     counts = [{"memory": 5, "storage": 1}, {"memory": 1, "storage": 1, "damaged_on_disk": 2}]
     records = [record for each in counts for record in (*begun(), {"kind": "cache", "seconds": 1.0, **each})]

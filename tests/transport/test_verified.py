@@ -51,6 +51,14 @@ def test_a_split_of_verified_ranks_is_verified_and_nothing_is_verified_twice(fli
     assert verified(comm) is comm
 
 
+def test_verified_ranks_send_at_once_what_the_ranks_below_do():
+    def body(comm):
+        comm.eager_bytes = 1000
+        return verified(comm).eager_bytes
+
+    assert simulated.run(body, 1) == [1000]
+
+
 @pytest.mark.parametrize("name", ["dense", "hitopk", "oktopk"])
 def test_means_and_counted_bytes_are_those_of_ranks_that_do_not_verify(name):
     settings = {} if name == "dense" else {"density": 0.05}

@@ -74,10 +74,3 @@ def in_one_line(name: str) -> Iterator[None]:
         yield
     except UNUSABLE as error:
         raise ValueError(f"dataset {name}: {without_secrets(str(error))}") from error
-
-
-def check_whole(*, least: int, **options: int) -> None:
-    """Raise ``ValueError`` for an option that is no whole number from ``least``."""
-    for name, value in options.items():
-        if type(value) is not int or value < least:  # True is an int in Python
-            raise ValueError(f"{name}: expected a whole number from {least}, got {value!r}")

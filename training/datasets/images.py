@@ -14,8 +14,8 @@ from commlib.errors import look_up
 from datacache import CIFAR10, Arrays, ImageFolder, TFRecord
 from datacache.manifest import Split
 from datacache.sources.arrays import CLASSES
-from datacache.storage import Listing, Storage
-from training.datasets.dataset import ImageDataset, check_whole
+from datacache.storage import Listing, Storage, check_whole
+from training.datasets.dataset import ImageDataset
 
 
 def digits() -> ImageDataset:

@@ -21,8 +21,8 @@ from datacache import Arrays, Manifest, ProgressCallback, Source, SourceChanged,
 from datacache.manifest import Texts
 from datacache.order import Ids
 from datacache.sources.base import check_ids
-from datacache.storage import no_report
-from training.datasets.dataset import Dataset, ImageDataset, check_whole
+from datacache.storage import check_whole, no_report
+from training.datasets.dataset import Dataset, ImageDataset
 from training.datasets.text import LabelledTextDataset, ParallelTextDataset, TextDataset
 from training.datasets.vocabulary import END, SPECIAL, Vocabulary, VocabularySettings
 

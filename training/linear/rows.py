@@ -79,7 +79,7 @@ def first_wrong_label(labels: npt.NDArray[np.float64]) -> int | None:
 HINT = "cloudtrain data makes spam and genres"
 COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
 INDEX = re.compile(rb"-?\d+")
-LARGEST_INDEX = 2**63 - 1
+LARGEST_INDEX = 2**31 - 1  # that scikit-learn reads
 
 
 def read_rows(
@@ -180,7 +180,7 @@ def _parsed(part: FilePart, features: int | None, *, zero_based: bool) -> tuple[
     from sklearn.datasets import load_svmlight_file
 
     first = int(not zero_based)
-    most = first - 1 + (LARGEST_INDEX if features is None else features)
+    most = first - 1 + min(LARGEST_INDEX, LARGEST_INDEX if features is None else features)
     try:
         matrix, labels = load_svmlight_file(part, dtype=np.float32, zero_based=zero_based)
     except (ValueError, OverflowError) as error:

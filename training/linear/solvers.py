@@ -189,7 +189,7 @@ class CoordinateDescent(Solver):
         self._slices = partition(len(self._active), topology.world.size)
         self.steps = -(-int(np.diff(self._slices).max()) // settings.coordinates)
         self._curvatures = self._bounds_of_curvature(squares)
-        if name == AUTO and topology.world.size > 1:
+        if name == AUTO and topology.world.size > 1 and self.steps:  # none without a column
             margins = self.model.margins(rows)  # of a model of zeros
             firsts = (self._derivatives(margins, self._active[each]) for each in self._blocks())
             self.choice = choose(topology, firsts)

@@ -85,6 +85,9 @@ def make(name: str, folder: Path | None = None) -> None:
     package, parts_of = DATA[name]
     data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
     folder = folder or expanded(data) / "cloudtrain" / name
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise InvalidArgument(f"expected a folder to write to, got {folder}", key="FOLDER")
     with tempfile.TemporaryDirectory() as work:
         parts = parts_of(package.fetch(Path(work)))
     folder.mkdir(parents=True, exist_ok=True)

@@ -10,9 +10,10 @@ from commlib.registry import options_of
 from datacache import CacheDirs, Manifest
 from datacache.capacity import store_bytes
 from datacache.manifest import Texts
+from datacache.storage import check_whole
 from training.config.config import Config, Loaded, load_with_warnings
 from training.datasets import DATASETS
-from training.datasets.dataset import check_whole, in_one_line
+from training.datasets.dataset import in_one_line
 from training.datasets.synthetic import KNOWN, synthetic
 from training.run.data import cache_dirs_of
 from training.run.dry_run import generated

@@ -248,8 +248,8 @@ def site_of(config: Config, cluster: str | None, ranks: int | None) -> Site:
     counts = list(map(len, site.nodes))
     if given is not None and list(map(len, nodes_of(site.ranks, given))) != counts:
         shown = counts[0] if len(set(counts)) == 1 else counts
-        expected = f"expected {shown} as on the nodes of the {site.source}, or null"
-        raise ValueError(f"ranks_per_node: {expected}; got {given}")
+        expected = f"expected {shown} as on the nodes of the {site.source}, got {given}"
+        raise ValueError(f"ranks_per_node: {expected}; to plan all the same: ranks_per_node=null")
     return site
 
 

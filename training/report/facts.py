@@ -201,10 +201,13 @@ def _stalls(run: Run) -> str:
 
 def _skipped(run: Run) -> str:
     results = mappings(run.folder.summary.get("phases"))
-    count = sum(whole(each, "skipped_steps") or 0 for each in results)
-    if not results:
-        count = sum(step.record.get("finite") is False for step in run.steps)
-    return f"{count} of {run.end:,}, for a NaN or an infinity" if count else ""
+    count, of = sum(whole(each, "skipped_steps") or 0 for each in results), f"{run.end:,}"
+    if not results:  # the run has not ended
+        count, of = (
+            sum(step.record.get("finite") is False for step in run.steps),
+            f"{len(run.steps):,} logged",
+        )
+    return f"{count} of {of}, for a NaN or an infinity" if count else ""
 
 
 def _passed_over(run: Run) -> str:
