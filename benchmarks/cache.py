@@ -1,6 +1,6 @@
 """Batches from the levels of the cache, beside throttled storage, ``tf.data``, and on one core.
 
-python -m benchmarks.cache [--samples 10000] [--json]
+python -m benchmarks.cache [--json]
 """
 
 import argparse
@@ -133,12 +133,11 @@ def _batches(pictures: Any, batch: int) -> Any:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--samples", type=int, default=SAMPLES, help="pictures to generate")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="cloudtrain-pictures-") as name, temporary_levels() as dirs:
         folder = Path(name) / "pictures"
-        generate(folder, given.samples)
+        generate(folder, SAMPLES)
         with serve(folder, rate=RATE, latency_seconds=LATENCY_SECONDS) as url:
             setting = Setting(url, ImageFolder(url).scan(), dirs, quick=False)
             measured = records(folder, setting)
