@@ -49,6 +49,7 @@ SPARSE: dict[str, Any] = {
     for name in ("allgather", "ssar_doubling", "ssar_split", "oktopk", "hitopk")
     for wire in ("fp32", "gap")
 }
+TIMEOUT_SECONDS = 3600.0  # of the job on a cluster
 AGREE = 1e-5  # of the objectives of all candidates, relative
 LEARNING_RATE = 8.0
 
@@ -342,17 +343,16 @@ def on_simulated(case: LinearCase, reducers: Sequence[str]) -> Iterator[Record]:
         yield replace(record, case=record.case | {"rate": RATE, "clock": "virtual"})
 
 
-def on_cluster(
-    case: LinearCase, reducers: Sequence[str], rate: str, timeout: float
-) -> Generator[Record, None, None]:
+def on_cluster(case: LinearCase, reducers: Sequence[str]) -> Generator[Record, None, None]:
     """Yield the records of a job on the nodes; however this ends, the cluster is gone."""
     given = [each for name in reducers for each in ("--reducer", name)]
     words = module("benchmarks.linear", "--json", *case.arguments(), *given)
-    what = f"{case.shape}, {case.loss}, {case.solver} on {LAYOUT} ranks at {rate}"
+    what = f"{case.shape}, {case.loss}, {case.solver} on {LAYOUT} ranks at {RATE}"
     with cluster_until_end() as cluster:
-        cluster.up(LAYOUT.nodes, rate)
-        for reported in map(record_of, cluster.objects(LAYOUT, words, environment(ALGORITHM), timeout, what)):
-            yield replace(reported, case=reported.case | {"rate": rate, "mpi_algorithm": ALGORITHM})
+        cluster.up(LAYOUT.nodes, RATE)
+        for reported in cluster.objects(LAYOUT, words, environment(ALGORITHM), TIMEOUT_SECONDS, what):
+            record = record_of(reported)
+            yield replace(record, case=record.case | {"rate": RATE, "mpi_algorithm": ALGORITHM})
 
 
 def main(
@@ -365,8 +365,6 @@ def main(
     batch_size: Annotated[int, Option(min=1, help="on ranks: rows of a rank in a step")] = 1000,
     simulated_ranks: Annotated[bool, Option("--simulated", help="on simulated ranks")] = False,
     cluster: Annotated[bool, Option(help="on an emulated cluster (needs root)")] = False,
-    rate: Annotated[str, Option(help="of its links")] = RATE,
-    timeout: Annotated[float, Option(help="seconds that the job on it may take")] = 3600.0,
     as_json: Annotated[bool, Option("--json")] = False,
 ) -> None:
     """Train linear models on sparse rows; see the module's docstring."""
@@ -387,7 +385,7 @@ def main(
         usage_error(str(error))
     case = LinearCase(shape, loss, solver, steps, passes, batch_size)
     if cluster:
-        raise typer.Exit(pass_on(on_cluster(case, names, rate, timeout), as_json=as_json, show=show))
+        raise typer.Exit(pass_on(on_cluster(case, names), as_json=as_json, show=show))
     if simulated_ranks:
         raise typer.Exit(report([on_simulated(case, names)], as_json=as_json, show=show))
     with as_rank() as comm:
