@@ -25,7 +25,7 @@ from training.bench.cache import BATCH, CROP, SIDE, Run, Setting, record, second
 from training.bench.record import Record, report
 
 SAMPLES = 10_000
-RATE, LATENCY_SECONDS = "1gbit", 2e-3
+GBIT, LATENCY_SECONDS = 1, 2e-3
 FILES, CACHED, ONE_CORE = "tf.data from files", "tf.data cached in memory", "levels, one core"
 CHANNELS = 3
 PREFETCH = 2  # batches; with AUTOTUNE it makes many more while others are measured
@@ -37,7 +37,7 @@ def records(folder: Path, setting: Setting) -> Iterator[Record]:
     cached = decoded_once(folder, setting.manifest, SIDE, CROP, BATCH)
     size = len(setting.manifest)
     more = {FILES: _of_tensorflow(files, setting), CACHED: _of_tensorflow(cached, setting, skip=size)}
-    throttled = {"rate": RATE, "latency_seconds": LATENCY_SECONDS}
+    throttled = {"rate": f"{GBIT}gbit", "latency_seconds": LATENCY_SECONDS}
     for each in cache.measure(setting, more):
         yield replace(each, case=each.case | throttled)
     with one_core():
@@ -138,7 +138,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="cloudtrain-pictures-") as name, temporary_levels() as dirs:
         folder = Path(name) / "pictures"
         generate(folder, SAMPLES)
-        with serve(folder, rate=RATE, latency_seconds=LATENCY_SECONDS) as url:
+        with serve(folder, gbit=GBIT, latency_seconds=LATENCY_SECONDS) as url:
             setting = Setting(url, ImageFolder(url).scan(), dirs, quick=False)
             measured = records(folder, setting)
             return report([measured], as_json=given.json, show=lambda each: cache.table(each).print())

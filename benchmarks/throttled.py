@@ -3,7 +3,7 @@
 Each request waits for the latency, in parallel with others; contents of files then pass the link, which all
 threads and processes of this machine share::
 
-    with serve(folder, rate="1gbit", latency_seconds=0.002) as url:
+    with serve(folder, gbit=1, latency_seconds=0.002) as url:
         fs, root = fsspec.url_to_fs(url)
         fs.cat_file(root + "/a/b.jpg", start=100, end=200)
         assert requests(url) == 1
@@ -15,7 +15,6 @@ server, and no process that could be the bottleneck.
 import fcntl
 import json
 import os
-import re
 import struct
 import tempfile
 import time
@@ -32,28 +31,16 @@ CHUNK_BYTES = 128 * 1024
 LINK = struct.Struct("dq")  # the moment from which on the link is free; requests of contents so far
 
 
-def bytes_per_second(rate: str) -> float:
-    """Return a rate in the notation of ``tc`` in bytes per second.
-
-    >>> bytes_per_second("1gbit"), bytes_per_second("500mbit")
-    (125000000.0, 62500000.0)
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(k|m|g)bit", rate)
-    if found is None or float(found[1]) == 0:
-        raise ValueError(f"rate: expected a number and kbit, mbit or gbit, as in 1gbit, got {rate!r}")
-    return float(found[1]) * {"k": 1e3, "m": 1e6, "g": 1e9}[found[2]] / 8
-
-
 @contextmanager
 def serve(
-    folder: str | os.PathLike[str], *, rate: str | None = None, latency_seconds: float = 0.0
+    folder: str | os.PathLike[str], *, gbit: float | None = None, latency_seconds: float = 0.0
 ) -> Iterator[str]:
     """Yield the URL of a folder behind a link.
 
-    ``rate``: of the link, for all clients together, in the notation of ``tc``; ``None``: no limit.
-    ``latency_seconds``: between a request and its first byte.
+    ``gbit``: of the link in a second, for all clients together; ``None``: no limit. ``latency_seconds``:
+    between a request and its first byte.
     """
-    limits = {"bytes_per_second": rate and bytes_per_second(rate), "latency_seconds": latency_seconds}
+    limits = {"bytes_per_second": gbit and gbit * 1e9 / 8, "latency_seconds": latency_seconds}
     with tempfile.TemporaryDirectory(prefix="throttled-") as name:
         state = Path(name)
         (state / "limits.json").write_text(json.dumps(limits))
