@@ -58,7 +58,6 @@ def _of_tensorflow(dataset: Any, setting: Setting, skip: int = 0) -> Run:
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Keep this process, and the threads it makes, to one core."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
     try:
@@ -122,8 +121,6 @@ def _box(shape: Any, crop: Augmentation) -> Any:
 def _finished(pixels: Any, crop: Augmentation) -> Any:
     image = tf.image.resize(pixels, (crop.input_size, crop.input_size))
     image = tf.image.random_flip_left_right(image)
-    assert crop.mean is not None
-    assert crop.std is not None
     return (image - tf.constant(crop.mean)) / tf.constant(crop.std)
 
 

@@ -54,7 +54,6 @@ def by_place(name: str, experiment: Mapping[str, Any], records: Records) -> Plac
 
 
 def ends_of(records: Records, experiment: Mapping[str, Any]) -> list[float]:
-    """Return the metric after the last epoch of each run."""
     return [record["epochs"][-1][experiment["metric"]] for record in records]
 
 
@@ -151,8 +150,7 @@ class Case:
 
 
 def plan(path: Path = PLAN) -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load(path.read_text())
-    return content
+    return yaml.safe_load(path.read_text())
 
 
 def cases(content: Mapping[str, Any], names: Sequence[str]) -> Iterator[Case]:
@@ -183,8 +181,7 @@ def configuration(content: Mapping[str, Any], case: Case, folder: str) -> dict[s
     phases[0] |= first
     phases[-1] |= last
     own = {"name": "convergence", "seed": case.seed, "output": folder, "log_every": 1}
-    found: dict[str, Any] = resolve(config | own | {"optimizer": optimizer, "phases": phases})
-    return found
+    return resolve(config | own | {"optimizer": optimizer, "phases": phases})
 
 
 def recorded(records: Path = RECORDS) -> list[dict[str, Any]]:
@@ -265,7 +262,6 @@ def train_missing(
 
 
 def blocks() -> dict[str, str]:
-    """Return what the page has from the plan and the records, by the names of its marks."""
     found, records = {}, recorded()
     for name, experiment in plan()["experiments"].items():
         if own := by_place(name, experiment, records):

@@ -105,7 +105,6 @@ def draw_bytes(axes: Axes, records: Sequence[Record]) -> None:
 
 
 def draw_steps(records: Sequence[Record], path: Path) -> None:
-    """Write the picture of steps a second: a bar a subject, its ratio to the peer above."""
     with picture(path, 5.4, 3.6, fingerprint(records)) as figure:
         axes: Axes = figure.subplots()
         axes.set_title(records[0].case["rate"])
@@ -140,7 +139,6 @@ def draw_runs(records: Sequence[Record], path: Path) -> None:
 
 
 def draw_cache(records: Sequence[Record], path: Path) -> None:
-    """Write the picture of the time of a sample: a bar for each subject and peer."""
     seconds = {each.subject: each.seconds.median for each in records}
     subjects = set(seconds)
     seconds |= {each.peer: each.peer_seconds.median for each in records if each.peer_seconds}
@@ -202,7 +200,6 @@ PAGES = (
 
 
 def page(text: str, found: dict[str, Results]) -> str:
-    """Return the text of benchmarks/README.md with the newest records in its blocks."""
     for section in SECTIONS:
         block = section.markdown(found[section.kind]) if section.kind in found else "Not measured yet.\n"
         text = with_block(text, section.name, f"\n{block}\n")

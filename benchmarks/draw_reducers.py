@@ -123,7 +123,6 @@ def lines(transfers: Sequence[Transfer], begun: float) -> dict[tuple[bool, float
 
 
 def draw(step: Step, path: Path) -> None:
-    """Write the space-time diagram of a step."""
     with picture(path, 8, 3.7, style=STYLE, layout=None) as figure:
         axes = figure.add_axes((0.085, 0.2, 0.88, 0.7))
         duration = (step.ended - step.begun) * 1e6

@@ -199,7 +199,6 @@ def _checked(name: str, case: dict[str, Any], vector: Array, cupy: Any) -> Bench
 
 
 def _sweep(case: dict[str, Any], cupy: Any) -> BenchCandidate:
-    """Return the fused sweep of sum and selection."""
     selector = make_device_selector("exact", case["size"], case["k"])
     residual, out = cupy.zeros((2, case["size"]), cupy.float32)
     return lambda gradient: selector.select_sum(gradient, residual, out)

@@ -22,7 +22,6 @@ SHAPES = {"w1": (1024, 2048), "b1": (2048,), "w2": (2048, 1000), "b2": (1000,)} 
 
 
 def bare(gradients: dict[str, Any]) -> dict[str, Any]:
-    """Return the means of all arrays, each by a call of ``MPI.Allreduce``."""
     means = {}
     for name, gradient in gradients.items():
         mean = np.empty(gradient.shape, np.float32)

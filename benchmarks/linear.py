@@ -278,7 +278,6 @@ class _Own:
 
 
 def show(records: Sequence[Record]) -> None:
-    """Print a table of the candidates on ranks, or of one rank against scikit-learn."""
     for until, group in groupby(records, key=lambda record: record.case.get("until")):
         own = list(group)
         (of_ranks(own) if until is None else of_one_rank(own, until)).print()
@@ -313,7 +312,6 @@ def of_ranks(records: Sequence[Record]) -> Table:
 def of_one_rank(records: Sequence[Record], until: str) -> Table:
     rows = []
     for record in records:
-        assert record.peer_seconds is not None
         ours, theirs = record.more["objective"], record.more["peer_objective"]
         row = [
             str(record.peer),
@@ -344,7 +342,6 @@ def on_simulated(case: LinearCase) -> Iterator[Record]:
 
 
 def on_cluster(case: LinearCase) -> Generator[Record, None, None]:
-    """Yield the records of a job on the nodes; however this ends, the cluster is gone."""
     words = module("benchmarks.linear", "--json", *case.arguments())
     what = f"{case.shape}, {case.loss}, {case.solver} on {LAYOUT} ranks at {RATE}"
     with cluster_until_end() as cluster:

@@ -84,7 +84,6 @@ def plan() -> dict[str, Any]:
 
 
 def trained(case: Case) -> dict[str, Any]:
-    """Train a case, and return its record; in a process of its own."""
     run, lines = convergence.train(plan(), case)
     (last,) = (line for line in lines if line["kind"] == "epoch" and "perplexity" in line)
     return {
@@ -137,7 +136,6 @@ def job_of(content: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
 
 
 def place_of(cell: str) -> tuple[str, Layout]:
-    """Return the rate of links, and the nodes and ranks."""
     rate, _, layout = cell.partition(",")
     return rate, Layout.of(layout)
 
@@ -360,7 +358,6 @@ class Runs:
 
 
 def draw_against_h(path: Path, runs: Runs) -> None:
-    """Draw the loss at the end against H, a line a method."""
     with docs_picture(path, 6.5, 3.0) as figure:
         axes = figure.subplots()
         for color, method in zip(PALETTE, runs.content["methods"], strict=False):

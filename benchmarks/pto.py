@@ -320,7 +320,6 @@ def _notes(records: Sequence[Record]) -> Iterator[str]:
 
 
 def of_jobs() -> Generator[Record, None, None]:
-    """Start a job of each number of ranks and yield its records."""
     for ranks in RANKS:
         yield from on_this_machine(ranks, module("benchmarks.pto", "--json"))
 

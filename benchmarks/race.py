@@ -132,7 +132,6 @@ class CellRace:
         list(self._told_by(words, auto.algorithm, "cloudtrain tune"))
 
     def _told_by(self, words: Sequence[str], algorithm: str, what: str) -> Iterator[Result]:
-        """Yield what a job on all nodes prints."""
         cell, layout = self.cell, self.cell.layout
         # All nodes are on this machine, whose cores their ranks share; none of them can know.
         threads = max(1, len(os.sched_getaffinity(0)) // layout.ranks)
@@ -174,7 +173,6 @@ class CellRace:
         if not told:
             return
         target = self.cell.model.target
-        assert target is not None  # else nobody is raced
         seconds, reached = dict[Subject, Seconds](), dict[Subject, int]()
         for subject, results in told.items():
             ends = [seconds_to(target, each["curve"]) for each in results]
@@ -229,7 +227,6 @@ class CellRace:
 
 
 def seconds_to(target: float, curve: Sequence[Sequence[float]]) -> float | None:
-    """Return the seconds at the first test that reaches the target, if one does."""
     return next((seconds for seconds, accuracy in curve if accuracy >= target), None)
 
 

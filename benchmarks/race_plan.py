@@ -128,7 +128,6 @@ class Cell:
         model = self.model
         if subject.phases == 1:
             return {"phases": [self._phase(subject.reducer) | {"epochs": model.epochs}]}
-        assert model.switch is not None
         (sparse, dense), (start, end) = model.switch, model.rate
         between = (dense * start + sparse * end) / (sparse + dense)
         first = {"epochs": sparse, "learning_rate": _line(start, between)}

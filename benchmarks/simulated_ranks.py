@@ -307,7 +307,6 @@ def train(config: Config, layout: Sequence[int]) -> Trained:
         return summary
 
     summary = simulated.run(body, ranks.count, list(layout))[0]
-    assert summary is not None  # of rank 0
     return Trained(summary, ranks.gradients[0].size, ranks.totals)
 
 

@@ -51,15 +51,14 @@ def serve(
 
 def requests(url: str) -> int:
     """Return how often a file, or a range of one, was requested from the storage at this URL."""
-    count: int = LINK.unpack((_state(url) / "link").read_bytes())[1]
-    return count
+    return LINK.unpack((_state(url) / "link").read_bytes())[1]
 
 
 def _state(path: str) -> Path:
     return Path(path.removeprefix("throttled://").partition("/folder")[0])
 
 
-class ThrottledFileSystem(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
+class ThrottledFileSystem(LocalFileSystem):
     """Lists folders and reads files of a throttled storage, in any number of threads and processes."""
 
     protocol = "throttled"
@@ -72,7 +71,7 @@ class ThrottledFileSystem(LocalFileSystem):  # type: ignore[misc]  # fsspec has 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
         """Return the bytes of a file from ``start`` to before ``end``, fewer if the file is shorter."""
         limits = self._wait(path)
-        body: bytes = super().cat_file(path, start, end, **options)
+        body = super().cat_file(path, start, end, **options)
         with self._link(path) as link:
             link[1] += 1
         if limits["bytes_per_second"]:
@@ -81,7 +80,7 @@ class ThrottledFileSystem(LocalFileSystem):  # type: ignore[misc]  # fsspec has 
 
     def _wait(self, path: str) -> dict[str, Any]:
         """Wait for the latency, and return the limits of the storage."""
-        limits: dict[str, Any] = json.loads((_state(path) / "limits.json").read_text())
+        limits = json.loads((_state(path) / "limits.json").read_text())
         time.sleep(limits["latency_seconds"])
         return limits
 

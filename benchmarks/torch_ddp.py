@@ -78,7 +78,6 @@ def network(name: str) -> nn.Sequential:
 
 
 def batches(rank: int, ranks: int, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield this rank's images and labels of every step."""
     images, labels = load_digits(return_X_y=True)
     rng = np.random.default_rng(2)
     while True:

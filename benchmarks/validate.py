@@ -235,7 +235,6 @@ def reducers() -> list[str]:
 
 
 def of_errors() -> str:
-    """Return the sentence about all predictions."""
     ratios = errors(groups())
     return (
         f"Of {len(ratios):,} predictions half are off by at most {off(ratios)}, "
@@ -315,7 +314,6 @@ def of_wires() -> str:
 
 
 def draw(path: Path) -> None:
-    """Draw predicted over measured seconds, a mark a step."""
     closed = [(each, each.expected) for each in groups()]
     with docs_picture(path, 9.5, 4.6) as figure:
         titles = ("closed form", "simulated")

@@ -179,8 +179,7 @@ class Cell(NamedTuple):
 
 def head() -> dict[str, Any]:
     """Return the first line of the map: command, machine and speeds."""
-    found: dict[str, Any] = json.loads(MAP.read_text().split("\n", 1)[0])
-    return found
+    return json.loads(MAP.read_text().split("\n", 1)[0])
 
 
 def cells() -> tuple[list[Cell], list[Cell]]:

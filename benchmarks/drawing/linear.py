@@ -38,7 +38,6 @@ def groups(results: Results) -> Iterator[list[Record]]:
 
 
 def by_speed(records: Sequence[Record], *, dense: bool) -> list[Record]:
-    """Return the records of the dense candidates, or of the others, the fastest first."""
     own = [each for each in records if (each.subject in DENSE) == dense]
     return sorted(own, key=lambda each: each.seconds.median)
 

@@ -78,5 +78,4 @@ def legend(figure: Figure, colors: Mapping[str, str]) -> None:
 
 
 def note(axes: Axes, place: float, height: float, text: str) -> None:
-    """Write above a bar."""
     axes.annotate(text, (place, height), (0, 2), textcoords="offset points", ha="center", fontsize=6)
