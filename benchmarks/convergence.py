@@ -108,7 +108,7 @@ def draw_curves(path: Path, found: Places, experiment: Mapping[str, Any]) -> Non
                 axes.plot(places, values, ".-", color=color, label=variant, linewidth=1.2, markersize=4)
         labels = ("step", "loss in training") if is_loss else ("epoch", experiment["label"])
         axes.set(xlabel=labels[0], ylabel=labels[1])
-        axes.legend(frameon=False, fontsize=7)
+        axes.legend(fontsize=7)
 
 
 def is_of_bytes(experiment: Mapping[str, Any]) -> bool:
@@ -128,7 +128,7 @@ def draw_bytes(path: Path, content: Mapping[str, Any], records: Records) -> None
                 axes.errorbar(sent, mean, reach, fmt="o", ms=4, color=next(colors), label=variant)
             axes.set(xscale="log", xlabel="MB that a rank sent", ylabel=experiment["label"])
             axes.set_title(experiment["title"], fontsize=9)
-            axes.legend(frameon=False, fontsize=6.5)
+            axes.legend(fontsize=6.5)
 
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -131,10 +131,7 @@ def draw_runs(records: Sequence[Record], path: Path) -> None:
                 seconds, accuracies = zip(*curve, strict=True)
                 axes.plot(seconds, accuracies, style, color=of_subject[record.subject], linewidth=0.9)
         axes.axhline(records[0].more["target"], color=WHOLE, linewidth=0.5)
-        axes.set_xscale("log")
-        axes.set_xlabel("s")
-        axes.set_ylabel("test accuracy")
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.set(xscale="log", xlabel="s", ylabel="test accuracy")
         legend(figure, of_subject)
 
 
@@ -150,10 +147,8 @@ def draw_cache(records: Sequence[Record], path: Path) -> None:
         for place, (_, each) in enumerate(bars_of):
             number, at = f"{each * 1e6:,.0f}", (each * 1e6, place)
             axes.annotate(number, at, (3, 0), textcoords="offset points", va="center")
-        axes.set_xscale("log")
-        axes.set_xlabel("µs a sample")
+        axes.set(xscale="log", xlabel="µs a sample")
         axes.invert_yaxis()
-        axes.spines[["top", "right"]].set_visible(False)
 
 
 # ---- The pages ----

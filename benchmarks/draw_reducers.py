@@ -143,7 +143,7 @@ def draw(step: Step, path: Path) -> None:
             Line2D([], [], color=BETWEEN, marker="o", markersize=4, label="message between nodes"),
             Line2D([], [], color=AGREEING, linewidth=4.5, label="waiting for a few integers"),
         ]
-        axes.legend(handles=legend, loc="lower center", bbox_to_anchor=(0.46, 0.98), ncols=3, frameon=False)
+        axes.legend(handles=legend, loc="lower center", bbox_to_anchor=(0.46, 0.98), ncols=3)
         figure.text(0.5, 0.02, step.caption, ha="center")
 
 
@@ -159,7 +159,7 @@ def draw_lanes(axes: Axes, duration: float) -> None:
     axes.tick_params(axis="y", length=0)
     axes.set(xlim=(-0.01 * duration, 1.01 * duration), ylim=(min(places.values()) - 0.6, 0.6))
     axes.set(xlabel="µs since the step began")
-    axes.spines[["left", "right", "top"]].set_visible(False)
+    axes.spines["left"].set_visible(False)
 
 
 if __name__ == "__main__":

@@ -365,13 +365,11 @@ def draw_against_h(path: Path, runs: Runs) -> None:
                 continue
             axes.plot(list(own), [run.loss for run in own.values()], ".-", color=color, label=method)
         axes.axhline(runs.dense.loss, color="grey", linewidth=0.8, linestyle="--", label=DENSE)
-        axes.set_xscale("log")
+        axes.set(xscale="log", xlabel="H, local steps", ylabel="test loss")
         hs = sorted(runs.content["local_steps"])
         axes.set_xticks(hs, [str(steps) for steps in hs], minor=False)
         axes.minorticks_off()
-        axes.set_xlabel("H, local steps")
-        axes.set_ylabel("test loss")
-        axes.legend(frameon=False, fontsize=7)
+        axes.legend(fontsize=7)
 
 
 def on_cluster(records: Sequence[Mapping[str, Any]], rate: str, layout: str) -> dict[str, Mapping[str, Any]]:

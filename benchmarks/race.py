@@ -49,8 +49,6 @@ Told = dict[Subject, list[Result]]  # what the jobs told of each subject
 def measured(places: Sequence[Cell], raced: Sequence[Subject]) -> Generator[Record, None, None]:
     """Yield the records; however this ends, the cluster is gone."""
     with cluster_until_end() as cluster:
-        for cell in places[1:]:  # a rate that tc refuses is reported now, not after hours
-            cluster.up(cell.layout.nodes, cell.rate)
         for cell in places:
             cluster.up(cell.layout.nodes, cell.rate)
             with TemporaryDirectory(prefix="cloudtrain-race-") as folder:

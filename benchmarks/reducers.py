@@ -202,8 +202,6 @@ class Sweep:
     def records(self) -> Generator[Record, None, None]:
         """Yield the records; however this ends, the cluster is gone."""
         with cluster_until_end() as cluster:
-            for rate in self.rates[1:]:  # one that tc refuses is reported now, not after an hour
-                cluster.up(LAYOUT.nodes, rate)
             for rate in self.rates:
                 cluster.up(LAYOUT.nodes, rate)
                 for size in self.sizes:

@@ -333,7 +333,7 @@ def draw(path: Path) -> None:
             axes.fill_between(ends, low, high, color="#eeeeee", zorder=0)
             axes.set(xscale="log", yscale="log", xlabel="ms measured", title=title)
         panels[0].set_ylabel("ms predicted; grey: within 25 %")
-        panels[0].legend(frameon=False, fontsize=6.5)
+        panels[0].legend(fontsize=6.5)
 
 
 def blocks() -> dict[str, str]:

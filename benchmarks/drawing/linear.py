@@ -92,6 +92,5 @@ def draw(results: Results, path: Path) -> None:
                 )
             axes.set_title(f"{records[0].case['shape']}, {records[0].case['loss']}", fontsize=9)
             axes.set_xlabel("seconds")
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.legend(frameon=False, fontsize=7, loc="upper right")
+            axes.legend(fontsize=7, loc="upper right")
         figure.axes[0].set_ylabel("objective")
