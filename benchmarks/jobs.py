@@ -146,10 +146,11 @@ def world(nodes: Sequence[int]) -> str:
 
 
 class EmulatedCluster:
-    """The emulated cluster of a state folder of its own."""
+    """An emulated cluster; ``folder``: of its state, and of what its jobs read."""
 
-    def __init__(self, state: Path) -> None:
-        self.state, self._command = state, [*EMULATED, "--state", str(state)]
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.state = folder, folder / "state"
+        self._command = [*EMULATED, "--state", str(self.state)]
 
     def up(self, nodes: int, rate: str, delay: float = 0.0) -> None:
         """Make it, or make it again where nodes, rate or the delay in ms are others."""
@@ -188,7 +189,7 @@ def cluster_until_end() -> Iterator[EmulatedCluster]:
 
     before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     with TemporaryDirectory(prefix="cloudtrain-bench-") as folder:
-        cluster = EmulatedCluster(Path(folder) / "state")
+        cluster = EmulatedCluster(Path(folder))
         try:
             yield cluster
         finally:

@@ -147,11 +147,10 @@ def told_on(
     _, layout = place_of(name)
     # All nodes are on this machine, whose cores their ranks share.
     threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
-    with tempfile.TemporaryDirectory(prefix="cloudtrain-job-") as folder:
-        file = Path(folder) / "job.json"
-        file.write_text(json.dumps(job))
-        words, variables = module(program, str(file)), environment(RING) | threads
-        yield from cluster.objects(layout, words, variables, TIMEOUT_SECONDS, f"{name}: {what}")
+    file = cluster.folder / "job.json"
+    file.write_text(json.dumps(job))
+    words, variables = module(program, str(file)), environment(RING) | threads
+    yield from cluster.objects(layout, words, variables, TIMEOUT_SECONDS, f"{name}: {what}")
 
 
 def time_cells(names: Sequence[str]) -> None:

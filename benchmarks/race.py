@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean, median, median_high
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -51,18 +50,16 @@ def measured(places: Sequence[Cell], raced: Sequence[Subject]) -> Generator[Reco
     with cluster_until_end() as cluster:
         for cell in places:
             cluster.up(cell.layout.nodes, cell.rate)
-            with TemporaryDirectory(prefix="cloudtrain-race-") as folder:
-                yield from CellRace(cell, raced, cluster, Path(folder)).records()
+            yield from CellRace(cell, raced, cluster).records()
 
 
 @dataclass(frozen=True)
 class CellRace:
-    """The jobs of a cell on a cluster that is up; ``folder``: of what they read, and of the profile."""
+    """The jobs of a cell on a cluster that is up."""
 
     cell: Cell
     subjects: Sequence[Subject]
     cluster: EmulatedCluster
-    folder: Path
 
     def records(self) -> Iterator[Record]:
         """Yield the records, those of steps first, also where a job fails or is interrupted."""
@@ -102,7 +99,7 @@ class CellRace:
             "turns": TURNS,
             "runs": [self._told(each, **cell.running(each)) for each in running],
         }
-        file = self.folder / "job.json"
+        file = self.cluster.folder / "job.json"
         file.write_text(json.dumps(job))
         runs = f", {len(running)} runs with seed {number + 1}" if running else ""
         what = f"job {number + 1} of {cell.jobs}, all-reduce of MPI: {algorithm}"
@@ -118,13 +115,13 @@ class CellRace:
 
     @property
     def _profile(self) -> Path:
-        return self.folder / "profile.json"
+        return self.cluster.folder / "profile.json"
 
     def _tune(self) -> None:
         """Measure the links, and reducers on the model's gradient, as one does before ``reducer: auto``."""
         auto = Subject(AUTO, AUTO)
         config = self.cell.config() | {"phases": [self.cell.stepping(auto)]}
-        file = self.folder / "tune.yaml"
+        file = self.cluster.folder / "tune.yaml"
         file.write_text(json.dumps(config))  # which is YAML, too
         words = cloudtrain("tune", "--profile", str(self._profile), str(file))
         list(self._told_by(words, auto.algorithm, "cloudtrain tune"))

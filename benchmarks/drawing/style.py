@@ -11,15 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 # That of reports: all other pictures have it, too.
-from training.report.style import (  # noqa: F401
-    LOOP_STAGES,
-    PALETTE,
-    STAGES,
-    STYLE,
-    WAITING,
-    WHOLE,
-    open_up,
-)
+from training.report.style import LOOP_STAGES, PALETTE, STAGES, STYLE, WAITING, WHOLE, open_up  # noqa: F401
 
 # The most of a picture's width: the viewer's font may be wider.
 LEGEND_SHARE = 0.95
