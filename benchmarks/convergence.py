@@ -86,10 +86,7 @@ def settings(experiment: Mapping[str, Any]) -> str:
 
 
 def draw_curves(path: Path, found: Places, experiment: Mapping[str, Any]) -> None:
-    """Draw how the variants get there that the plan names ``drawn``: means over seeds.
-
-    The metric after each epoch, or with ``curve: loss`` the loss in training.
-    """
+    """Draw the metric after each epoch, or the loss in training, of what is ``drawn``: means over seeds."""
     is_loss = experiment.get("curve") == "loss"
     layout = tuple(experiment["runs"][0]["ranks"])
     with docs_picture(path, 6.5, 3.0) as figure:
@@ -154,10 +151,7 @@ def plan(path: Path = PLAN) -> dict[str, Any]:
 
 
 def cases(content: Mapping[str, Any], names: Sequence[str]) -> Iterator[Case]:
-    """Yield all cases of experiments, by default of all, seed after seed: what is cut off lacks seeds.
-
-    ``runs`` may have seeds other than those of their experiment.
-    """
+    """Yield all cases of experiments, by default of all, seed after seed: what is cut off lacks seeds."""
     found = [
         Case(name, tuple(runs["ranks"]), variant, seed)
         for name in names or content["experiments"]
@@ -241,10 +235,7 @@ def loss_means(losses: Sequence[float | None]) -> list[float | None]:
 def train_missing(
     planned: Iterable[Case], trained: Callable[[Case], dict[str, Any]], records: Path, jobs: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield the new records of what is not recorded yet, ``jobs`` at a time.
-
-    An interrupt loses the runs that are under way.
-    """
+    """Yield the new records of what is not recorded yet, ``jobs`` at a time."""
     done = {case_of(record) for record in recorded(records)}
     missing = [case for case in planned if case not in done]
     os.environ |= {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}

@@ -30,10 +30,7 @@ STYLE = DOCS_STYLE | {"lines.solid_capstyle": "butt"}
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a reducer by the virtual clock, in seconds since the run began.
-
-    ``meetings``: rank, begin and end of waits for exchanges of integers. ``sent``: payload of all ranks.
-    """
+    """A step by the virtual clock; ``meetings``: rank, begin and end of waits for exchanged integers."""
 
     name: str
     transfers: list[Transfer]

@@ -137,10 +137,7 @@ MakePeer = Callable[[int, int, Any], Peer]  # of k, the size, and CuPy; fails wh
 
 
 def measure(device: Device, wrong: list[WrongResult]) -> Iterator[list[Record]]:
-    """Yield the records of one size after the other.
-
-    Selectors whose results are wrong are added to ``wrong``, and others go on without them.
-    """
+    """Yield the records of one size after the other, without selectors whose results are ``wrong``."""
     for size in SIZES:
         inputs = device.inputs(size)
         case = {"size": size, "density": DENSITY, "k": entries(DENSITY, size), "entry": "float32"}

@@ -79,10 +79,7 @@ class LinearCase:
 
 
 def measure_ranks(comm: Communicator, case: LinearCase, candidates: Mapping[str, Any]) -> Iterator[Record]:
-    """Yield a record for each candidate, the dense ones first; all ranks call it together.
-
-    Raises ``WrongResult`` where objectives differ.
-    """
+    """Yield a record for each candidate, the dense ones first; ``WrongResult`` where objectives differ."""
     topology = Topology(comm)
     own = case.steps * case.batch_size
     rows = case.rows(comm.rank * own, (comm.rank + 1) * own)

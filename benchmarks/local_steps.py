@@ -192,10 +192,7 @@ def cell_of(record: Mapping[str, Any]) -> str:
 
 
 def time_record(name: str, told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of a subject on a cluster; seconds: of a step, in rounds on average.
-
-    Bytes and stages are those of an exchange.
-    """
+    """Return the record of a subject: seconds of a step, bytes and stages of an exchange."""
     rate, layout = name.split(",")
     shown = ("bytes", "card_bytes", "stages", "reducer", "weights", "nodes", "machine", "settings")
     return {

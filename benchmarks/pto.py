@@ -80,10 +80,7 @@ class Calls:
 
 
 def interleave(topology: Topology, candidates: Mapping[str, Callable[[], object]]) -> dict[str, Calls]:
-    """Return ``CALLS`` calls of each candidate, after the first ones, which do not count.
-
-    All ranks call it together, and get the calls of all ranks.
-    """
+    """Return ``CALLS`` calls of each candidate, after the first ones, which do not count; collective."""
     world = topology.world
     taken: dict[str, list[tuple[float, float, LinkBytes]]] = {name: [] for name in candidates}
     # In training the caches hold other data in between. Else the small part of a rank would stay in them.
@@ -169,10 +166,7 @@ def check_squares(comm: Communicator, candidates: dict[str, Norms], tensors: Ten
 def lars_steps(
     comm: Communicator, tensors: Tensors, norms: Mapping[str, Norms | None]
 ) -> dict[str, Callable[[], object]]:
-    """Return a step of LARS for each of ``norms``, checked, all of them on the same variables.
-
-    Raises ``WrongResult`` on all ranks where a first step moves weights otherwise than the formula does.
-    """
+    """Return a step of LARS for each of ``norms``, checked by the formula, all on the same variables."""
     import keras
     import tensorflow as tf
 

@@ -106,10 +106,7 @@ def groups_of(plan: Plan) -> Iterator[Sequence[Candidate]]:
 
 
 def with_peers(record: Record, peers: Sequence[Record]) -> Record:
-    """Return a reducer's record against these peers as well; the fastest of all becomes its peer.
-
-    Records of anything else are returned as they are.
-    """
+    """Return a reducer's record against these peers as well, with the fastest of all as its peer."""
     if "baselines" not in record.more:
         return record
     baselines = record.more["baselines"] | {each.subject: asdict(each.seconds) for each in peers}
@@ -190,10 +187,7 @@ class Sweep:
             Plan(size=size, density=density, reducers=self.reducers)
 
     def measuring(self, density: float) -> list[str]:
-        """Return the arguments that choose the candidates of a density; none if there are none.
-
-        Dense candidates are measured with the first density.
-        """
+        """Return the arguments that choose the candidates of a density: dense ones with the first only."""
         is_first = density == self.densities[0]
         candidates = Plan(reducers=self.reducers).candidates()
         chosen = [f"--reducer={each.name}" for each in candidates if is_first or each.sparse]

@@ -58,10 +58,7 @@ class Ranks:
         self.totals = [RankTotals() for _ in range(self.count)]
 
     def all_do(self, do: Do | None) -> list[Any]:
-        """Let each rank do something, and return their results; rank 0 calls it, the others wait for it.
-
-        With ``None`` the other ranks end.
-        """
+        """Return what each rank does; rank 0 calls it, the others wait for it, and end with ``None``."""
         self.do = do
         self.take_part(self.topologies[0].world)
         return list(self.results)
@@ -283,10 +280,7 @@ def build_ranks(ranks: Ranks, config: Config, topology: Topology, data: Data) ->
 
 
 def train(config: Config, layout: Sequence[int]) -> Trained:
-    """Train with a reducer for each of the ranks of ``layout``, those of each node.
-
-    ``config``: its batches are those of all ranks together.
-    """
+    """Train with a reducer for each of the ranks of ``layout``; batches are those of all together."""
     ranks = Ranks(layout)
     config = _in_parts(config, ranks.count)
 

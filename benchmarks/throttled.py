@@ -35,18 +35,14 @@ LINK = struct.Struct("dq")  # the moment from which on the link is free; request
 def serve(
     folder: str | os.PathLike[str], *, gbit: float | None = None, latency_seconds: float = 0.0
 ) -> Iterator[str]:
-    """Yield the URL of a folder behind a link.
-
-    ``gbit``: of the link in a second, for all clients together; ``None``: no limit. ``latency_seconds``:
-    between a request and its first byte.
-    """
+    """Yield the URL of a folder behind a link, of so many Gbit/s for all clients together."""
     limits = {"bytes_per_second": gbit and gbit * 1e9 / 8, "latency_seconds": latency_seconds}
     with tempfile.TemporaryDirectory(prefix="throttled-") as name:
         state = Path(name)
         (state / "limits.json").write_text(json.dumps(limits))
         (state / "link").write_bytes(LINK.pack(0.0, 0))
-        (state / "folder").symlink_to(Path(folder).resolve())
-        yield f"throttled://{state / 'folder'}"
+        (state / "behind-the-link").symlink_to(Path(folder).resolve())
+        yield f"throttled://{state / 'behind-the-link'}"
 
 
 def requests(url: str) -> int:
@@ -55,7 +51,7 @@ def requests(url: str) -> int:
 
 
 def _state(path: str) -> Path:
-    return Path(path.removeprefix("throttled://").partition("/folder")[0])
+    return Path(path.removeprefix("throttled://").partition("/behind-the-link")[0])
 
 
 class ThrottledFileSystem(LocalFileSystem):

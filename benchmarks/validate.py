@@ -130,10 +130,7 @@ def simulate() -> None:
 
 @dataclass(frozen=True)
 class Group:
-    """A case on a cluster, and the median seconds of a step of each candidate there.
-
-    ``profile``: without the trials of ``auto``, which are ``trials``; ``cores``: of the machine.
-    """
+    """A case on a cluster, and the median seconds of a step there; ``trials``: those of ``auto``."""
 
     cell: dict[str, Any]
     case: Case
