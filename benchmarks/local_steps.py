@@ -15,7 +15,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice, product
+from itertools import islice, pairwise, product
 from math import exp
 from pathlib import Path
 from statistics import fmean
@@ -262,13 +262,9 @@ def steps_to(target: float, tested: Sequence[Sequence[float]]) -> float | None:
     >>> steps_to(3.0, [[10, 5.0], [20, 4.0], [30, 2.0]])
     25.0
     """
-    before = None
-    for step, loss in tested:
+    for (before, more), (step, loss) in pairwise([tested[0], *tested]):
         if loss <= target:
-            if before is None:
-                return float(step)
-            return float(np.interp(-target, [-before[1], -loss], [before[0], step]))
-        before = step, loss
+            return float(np.interp(-target, [-more, -loss], [before, step]))
     return None
 
 
