@@ -233,14 +233,13 @@ def loss_means(losses: Sequence[float | None]) -> list[float | None]:
 
 
 def train_missing(
-    planned: Iterable[Case], trained: Callable[[Case], dict[str, Any]], records: Path, jobs: int
+    planned: Iterable[Case], trained: Callable[[Case], dict[str, Any]], records: Path
 ) -> Iterator[dict[str, Any]]:
-    """Yield the new records of what is not recorded yet, ``jobs`` at a time."""
+    """Yield the new records of what is not recorded yet, a run a core."""
     done = {case_of(record) for record in recorded(records)}
     missing = [case for case in planned if case not in done]
     os.environ |= {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         futures = [pool.submit(trained, case) for case in missing]
         try:
             for future in as_completed(futures):
@@ -272,12 +271,11 @@ def draw() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--run", nargs="*", metavar="NAME", help="train these experiments; all by default")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time")
     arguments = parser.parse_args()
     if arguments.run is None:
         draw()
         return
-    for record in train_missing(cases(plan(), arguments.run), trained, RECORDS, arguments.jobs):
+    for record in train_missing(cases(plan(), arguments.run), trained, RECORDS):
         print(f"{case_of(record)}: {record['epochs'][-1]}", flush=True)
 
 

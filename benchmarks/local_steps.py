@@ -11,7 +11,6 @@ benchmarks/convergence.py; those that are timed are processes.
 
 import argparse
 import json
-import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -31,6 +30,7 @@ from benchmarks.drawing.tables import markdown, rate_in_words
 from benchmarks.jobs import EmulatedCluster, Layout, cluster_or_exit, environment, module, ratio
 from benchmarks.race_plan import HOROVOD_RING, RING
 from training.bench.record import Seconds, machine
+from training.bench.reducers import NOTHING
 from training.callbacks.callback import Callback, Event
 from training.commands.printing import times
 
@@ -207,7 +207,6 @@ def time_record(name: str, told: Mapping[str, Any]) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------- tables
 
 DENSE, COMPARED = "dense", "SparseLoCo"
-NOTHING = "–"
 
 
 @dataclass(frozen=True)
@@ -445,12 +444,11 @@ def main() -> None:
     parser.add_argument("--run", action="store_true", help="train what is not recorded yet")
     parser.add_argument("--time", nargs="*", metavar="CELL", help="time steps on clusters; all by default")
     parser.add_argument("--link", nargs="*", metavar="CELL", help="watch links of clusters; the plan's")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time")
     arguments = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
     if arguments.run:
         planned = convergence.cases(plan(), [])
-        for record in convergence.train_missing(planned, trained, RECORDS, arguments.jobs):
+        for record in convergence.train_missing(planned, trained, RECORDS):
             print(f"{convergence.case_of(record)}: {record['loss']:.3f}", flush=True)
     elif arguments.time is not None:
         time_cells(arguments.time)
