@@ -23,7 +23,9 @@ class MPIAllReduce(Reducer):
     sparse = False
 
     def __init__(self, topology: Topology, size: int) -> None:
-        self._comm = _mpi_world()
+        from mpi4py import MPI
+
+        self._comm = MPI.COMM_WORLD
         self._mean = np.empty(size, np.float32)
         super().__init__(topology, size)
 
@@ -61,7 +63,9 @@ class BareExchange(Reducer):
         counts = [len(node) for node in topology.nodes]
         if len(set(counts)) > 1:
             raise InvalidArgument(f"bare: expected as many ranks on every node, got {counts}")
-        world = _mpi_world()
+        from mpi4py import MPI
+
+        world = MPI.COMM_WORLD
         self._node, self._stream = world.Split(topology.node_index), world.Split(topology.local_rank)
         shard = size // counts[0]  # up to n - 1 entries at the end stay where they are
         self._shard, self._spread = np.empty(shard, np.float32), np.zeros(size, np.float32)
@@ -90,12 +94,6 @@ PEERS: dict[str, type[Reducer]] = {"mpi": MPIAllReduce, "horovod": HorovodAllRed
 BUSY = {"horovod"}
 FLOOR = "bare"
 ALLREDUCES: dict[str, type[Reducer]] = {**PEERS, FLOOR: BareExchange}
-
-
-def _mpi_world() -> Any:
-    from mpi4py import MPI
-
-    return MPI.COMM_WORLD
 
 
 def _horovod() -> tuple[Any, Any]:

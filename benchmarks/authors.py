@@ -30,7 +30,7 @@ from commlib.vectors import Float32, Index, partition
 from training.bench.record import WARM_UP_RUNS, Record, Seconds, against_baseline, report
 
 SIZE = 14_728_266  # VGG-16, which Ok-Topk and SparDL were published with
-STEPS = 7
+DENSITY, RANKS, STEPS = 0.01, 4, 7
 OPTIONS = {"powersgd": {"matrix_rank": 4}}
 Entries = tuple[Index, Float32]
 
@@ -295,16 +295,16 @@ class PowerSGD(Peer):
 PEERS: dict[str, type[Peer]] = {"exdyna": ExDyna, "spardl": SparDL, "arctopk": ARCTopK, "powersgd": PowerSGD}
 
 
-def measure(name: str, gradients: Gradients, density: float, ranks: int, steps: int) -> Record:
+def measure(name: str, gradients: Gradients) -> Record:
     """Return the processor time of a step of a reducer, and of its authors' code on the same gradients."""
 
     def body(comm: Communicator) -> list[list[float]]:
         topology, options = Topology(comm, ranks_per_node=1), OPTIONS.get(name, {})
-        reducer = make_reducer(name, topology, gradients.size, density=density, **options)
-        peer = PEERS[name](comm, gradients.size, density, **options)
+        reducer = make_reducer(name, topology, gradients.size, density=DENSITY, **options)
+        peer = PEERS[name](comm, gradients.size, DENSITY, **options)
         candidates: list[Callable[[Float32], object]] = [reducer.reduce, peer.step]
         samples: list[list[float]] = [[], []]
-        for number in range(WARM_UP_RUNS + steps):
+        for number in range(WARM_UP_RUNS + STEPS):
             for candidate, own in zip(candidates, samples, strict=True):
                 gradient = gradients.of(comm.rank, number)
                 if isinstance(peer, ExDyna):  # it would need hundreds of steps to find one that fits
@@ -314,9 +314,9 @@ def measure(name: str, gradients: Gradients, density: float, ranks: int, steps: 
                 own.append(time.thread_time() - start)
         return samples
 
-    of_ranks = np.mean(simulated.run(body, ranks), axis=0)[:, WARM_UP_RUNS:]
+    of_ranks = np.mean(simulated.run(body, RANKS), axis=0)[:, WARM_UP_RUNS:]
     own, peers = (Seconds.of(each.tolist()) for each in of_ranks)
-    case = {"size": gradients.size, "density": density, "ranks": ranks, "clock": "cpu"}
+    case = {"size": gradients.size, "density": DENSITY, "ranks": RANKS, "clock": "cpu"}
     return Record("authors", case, name, own, "its authors'", peers, bytes=None)
 
 
@@ -329,16 +329,12 @@ def show(found: list[Record]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--size", type=int, default=SIZE)
-    parser.add_argument("--density", type=float, default=0.01)
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     if os.environ.get("OMP_NUM_THREADS") != "1":
         parser.error(f"OMP_NUM_THREADS: expected 1, got {os.environ.get('OMP_NUM_THREADS', 'none')}")
-    gradients = Gradients(given.size)
-    found = (measure(name, gradients, given.density, given.ranks, given.steps) for name in PEERS)
+    gradients = Gradients(SIZE)
+    found = (measure(name, gradients) for name in PEERS)
     return report([found], as_json=given.json, show=show)
 
 

@@ -1,6 +1,6 @@
 """Batches from the levels of the cache, beside throttled storage, ``tf.data``, and on one core.
 
-python -m benchmarks.cache [--samples 10000] [--json]
+python -m benchmarks.cache [--json]
 """
 
 import argparse
@@ -25,7 +25,7 @@ from training.bench.cache import BATCH, CROP, SIDE, Run, Setting, record, second
 from training.bench.record import Record, report
 
 SAMPLES = 10_000
-RATE, LATENCY_SECONDS = "1gbit", 2e-3
+GBIT, LATENCY_SECONDS = 1, 2e-3
 FILES, CACHED, ONE_CORE = "tf.data from files", "tf.data cached in memory", "levels, one core"
 CHANNELS = 3
 PREFETCH = 2  # batches; with AUTOTUNE it makes many more while others are measured
@@ -37,7 +37,7 @@ def records(folder: Path, setting: Setting) -> Iterator[Record]:
     cached = decoded_once(folder, setting.manifest, SIDE, CROP, BATCH)
     size = len(setting.manifest)
     more = {FILES: _of_tensorflow(files, setting), CACHED: _of_tensorflow(cached, setting, skip=size)}
-    throttled = {"rate": RATE, "latency_seconds": LATENCY_SECONDS}
+    throttled = {"rate": f"{GBIT}gbit", "latency_seconds": LATENCY_SECONDS}
     for each in cache.measure(setting, more):
         yield replace(each, case=each.case | throttled)
     with one_core():
@@ -58,7 +58,6 @@ def _of_tensorflow(dataset: Any, setting: Setting, skip: int = 0) -> Run:
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Keep this process, and the threads it makes, to one core."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
     try:
@@ -122,8 +121,6 @@ def _box(shape: Any, crop: Augmentation) -> Any:
 def _finished(pixels: Any, crop: Augmentation) -> Any:
     image = tf.image.resize(pixels, (crop.input_size, crop.input_size))
     image = tf.image.random_flip_left_right(image)
-    assert crop.mean is not None
-    assert crop.std is not None
     return (image - tf.constant(crop.mean)) / tf.constant(crop.std)
 
 
@@ -133,13 +130,12 @@ def _batches(pictures: Any, batch: int) -> Any:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--samples", type=int, default=SAMPLES, help="pictures to generate")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="cloudtrain-pictures-") as name, temporary_levels() as dirs:
         folder = Path(name) / "pictures"
-        generate(folder, given.samples)
-        with serve(folder, rate=RATE, latency_seconds=LATENCY_SECONDS) as url:
+        generate(folder, SAMPLES)
+        with serve(folder, gbit=GBIT, latency_seconds=LATENCY_SECONDS) as url:
             setting = Setting(url, ImageFolder(url).scan(), dirs, quick=False)
             measured = records(folder, setting)
             return report([measured], as_json=given.json, show=lambda each: cache.table(each).print())

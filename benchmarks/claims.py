@@ -23,10 +23,7 @@ POWERSGD = ("ddp, PowerSGD hook of rank 4", "DDP with its PowerSGD hook")
 
 @dataclass(frozen=True)
 class Claim:
-    """A subject beside a peer of the same kind of records and case.
-
-    ``peer``: its name in the records, and as it is shown.
-    """
+    """A subject beside a peer of the same records and case; ``peer``: its name there, and as it is shown."""
 
     what: str
     kind: str

@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import signal
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import redirect_stderr, redirect_stdout
@@ -33,7 +32,8 @@ from training.config.reading import resolve
 from training.tasks import TASKS, Metric
 
 DENSE = "dense"
-Ends = dict[tuple[str, tuple[int, ...]], list[float]]  # last values of the metric, by variant and layout
+Records = Sequence[Mapping[str, Any]]
+Places = Mapping[tuple[str, tuple[int, ...]], Records]  # the records of an experiment, by variant and layout
 
 
 def metrics_of(experiment: Mapping[str, Any]) -> Mapping[str, Metric]:
@@ -41,45 +41,42 @@ def metrics_of(experiment: Mapping[str, Any]) -> Mapping[str, Metric]:
     return TASKS[task if isinstance(task, str) else task["name"]].metrics
 
 
-def ends_of(records: Iterable[Mapping[str, Any]], experiment: Mapping[str, Any]) -> Ends:
-    """Return what the runs of an experiment end with, in the order of the plan."""
-    found: Ends = {
+def by_place(name: str, experiment: Mapping[str, Any], records: Records) -> Places:
+    """Return the records of an experiment, in the order of the plan."""
+    found: dict[tuple[str, tuple[int, ...]], list[Mapping[str, Any]]] = {
         (variant, tuple(runs["ranks"])): [] for runs in experiment["runs"] for variant in runs["variants"]
     }
     for record in records:
         case = case_of(record)
-        found[case.variant, case.layout].append(record["epochs"][-1][experiment["metric"]])
-    return {place: values for place, values in found.items() if values}
+        if case.experiment == name:
+            found[case.variant, case.layout].append(record)
+    return {place: own for place, own in found.items() if own}
 
 
-def table(
-    ends: Ends, experiment: Mapping[str, Any], sent: Mapping[tuple[str, tuple[int, ...]], float]
-) -> str:
-    """Return the table of an experiment: where each variant ends, and how far that is from dense.
+def ends_of(records: Records, experiment: Mapping[str, Any]) -> list[float]:
+    return [record["epochs"][-1][experiment["metric"]] for record in records]
 
-    ``sent``: the MB of each, if they are shown.
-    """
-    metric = metrics_of(experiment)[experiment["metric"]]
+
+def megabytes_of(records: Records) -> float:
+    """Return what the busiest rank sent to other nodes in a run, in MB: the mean over seeds."""
+    return fmean(record["sent_bytes"] / 1e6 for record in records)
+
+
+def table(found: Places, experiment: Mapping[str, Any]) -> str:
+    """Return the table of an experiment: where each variant ends, and how far that is from dense."""
+    metric, of_bytes = metrics_of(experiment)[experiment["metric"]], is_of_bytes(experiment)
     form = ".2%" if metric.share else ".4g"
-    (dense,) = (fmean(values) for (variant, _), values in ends.items() if variant == DENSE)
+    (dense,) = (fmean(ends_of(own, experiment)) for (variant, _), own in found.items() if variant == DENSE)
     lines = []
-    for (variant, layout), values in ends.items():
+    for (variant, layout), own in found.items():
+        values = ends_of(own, experiment)
         mean, between = fmean(values), f"{min(values):{form}} … {max(values):{form}}"
         against = f"{100 * (mean - dense):+.2f} points" if metric.share else f"{mean / dense - 1:+.1%}"
         shown = [str(len(values)), f"{mean:{form}}", between, "" if variant == DENSE else against]
-        megabytes = [f"{sent[variant, layout]:,.1f}"] if sent else []
-        lines.append([variant, " + ".join(map(str, layout)), *megabytes, *shown])
-    header = ["reducer", "ranks", *(["MB sent"] if sent else []), "seeds"]
+        sent = [f"{megabytes_of(own):,.1f}"] if of_bytes else []
+        lines.append([variant, " + ".join(map(str, layout)), *sent, *shown])
+    header = ["reducer", "ranks", *(["MB sent"] if of_bytes else []), "seeds"]
     return markdown([*header, experiment["label"], "smallest … largest", "against dense"], lines)
-
-
-def megabytes_of(records: Iterable[Mapping[str, Any]]) -> dict[tuple[str, tuple[int, ...]], float]:
-    """Return what the busiest rank sent to other nodes in a run, in MB: means over seeds."""
-    found: dict[tuple[str, tuple[int, ...]], list[float]] = defaultdict(list)
-    for record in records:
-        case = case_of(record)
-        found[case.variant, case.layout].append(record["sent_bytes"] / 1e6)
-    return {place: fmean(values) for place, values in found.items()}
 
 
 def settings(experiment: Mapping[str, Any]) -> str:
@@ -88,18 +85,14 @@ def settings(experiment: Mapping[str, Any]) -> str:
     return f"```yaml\n{text}```\n"
 
 
-def draw_curves(path: Path, records: Sequence[Mapping[str, Any]], experiment: Mapping[str, Any]) -> None:
-    """Draw how the variants get there that the plan names ``drawn``: means over seeds.
-
-    The metric after each epoch, or with ``curve: loss`` the loss in training.
-    """
+def draw_curves(path: Path, found: Places, experiment: Mapping[str, Any]) -> None:
+    """Draw the metric after each epoch, or the loss in training, of what is ``drawn``: means over seeds."""
     is_loss = experiment.get("curve") == "loss"
-    layout = experiment["runs"][0]["ranks"]
+    layout = tuple(experiment["runs"][0]["ranks"])
     with docs_picture(path, 6.5, 3.0) as figure:
         axes = figure.subplots()
         for color, variant in zip(PALETTE, experiment["drawn"], strict=False):
-            wanted = {"variant": variant, "layout": layout}.items()
-            told = [each for each in records if wanted <= each["case"].items()]
+            told = found.get((variant, layout), ())
             if told and is_loss:
                 values = np.mean([each["losses"] for each in told], axis=0)
                 steps = sum(epoch["steps"] for epoch in told[0]["epochs"]) / len(values)
@@ -110,30 +103,29 @@ def draw_curves(path: Path, records: Sequence[Mapping[str, Any]], experiment: Ma
                 values = np.mean(ends, axis=0)
                 places = np.arange(len(values)) + 1
                 axes.plot(places, values, ".-", color=color, label=variant, linewidth=1.2, markersize=4)
-        axes.set_xlabel("step" if is_loss else "epoch")
-        axes.set_ylabel("loss in training" if is_loss else experiment["label"])
-        axes.legend(frameon=False, fontsize=7)
+        labels = ("step", "loss in training") if is_loss else ("epoch", experiment["label"])
+        axes.set(xlabel=labels[0], ylabel=labels[1])
+        axes.legend(fontsize=7)
 
 
 def is_of_bytes(experiment: Mapping[str, Any]) -> bool:
     return experiment.get("curve") == "bytes"
 
 
-def draw_bytes(path: Path, content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> None:
+def draw_bytes(path: Path, content: Mapping[str, Any], records: Records) -> None:
     """Draw where variants end over what they sent, a panel an experiment: the mean, smallest and largest."""
     found = {name: each for name, each in content["experiments"].items() if is_of_bytes(each)}
     with docs_picture(path, 9.5, 4.4) as figure:
         for axes, (name, experiment) in zip(figure.subplots(1, len(found)), found.items(), strict=True):
-            own = of_experiment(name, records)
-            sent = megabytes_of(own)
             colors = iter([*PALETTE, *MORE_COLORS])
-            for place, values in ends_of(own, experiment).items():
-                mean = fmean(values)
+            for (variant, _), own in by_place(name, experiment, records).items():
+                values = ends_of(own, experiment)
+                mean, sent = fmean(values), megabytes_of(own)
                 reach = [[mean - min(values)], [max(values) - mean]]
-                axes.errorbar(sent[place], mean, reach, fmt="o", ms=4, color=next(colors), label=place[0])
+                axes.errorbar(sent, mean, reach, fmt="o", ms=4, color=next(colors), label=variant)
             axes.set(xscale="log", xlabel="MB that a rank sent", ylabel=experiment["label"])
             axes.set_title(experiment["title"], fontsize=9)
-            axes.legend(frameon=False, fontsize=6.5)
+            axes.legend(fontsize=6.5)
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -155,15 +147,11 @@ class Case:
 
 
 def plan(path: Path = PLAN) -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load(path.read_text())
-    return content
+    return yaml.safe_load(path.read_text())
 
 
 def cases(content: Mapping[str, Any], names: Sequence[str]) -> Iterator[Case]:
-    """Yield all cases of experiments, by default of all, seed after seed: what is cut off lacks seeds.
-
-    ``runs`` may have seeds other than those of their experiment.
-    """
+    """Yield all cases of experiments, by default of all, seed after seed: what is cut off lacks seeds."""
     found = [
         Case(name, tuple(runs["ranks"]), variant, seed)
         for name in names or content["experiments"]
@@ -187,8 +175,7 @@ def configuration(content: Mapping[str, Any], case: Case, folder: str) -> dict[s
     phases[0] |= first
     phases[-1] |= last
     own = {"name": "convergence", "seed": case.seed, "output": folder, "log_every": 1}
-    found: dict[str, Any] = resolve(config | own | {"optimizer": optimizer, "phases": phases})
-    return found
+    return resolve(config | own | {"optimizer": optimizer, "phases": phases})
 
 
 def recorded(records: Path = RECORDS) -> list[dict[str, Any]]:
@@ -246,17 +233,13 @@ def loss_means(losses: Sequence[float | None]) -> list[float | None]:
 
 
 def train_missing(
-    planned: Iterable[Case], trained: Callable[[Case], dict[str, Any]], records: Path, jobs: int
+    planned: Iterable[Case], trained: Callable[[Case], dict[str, Any]], records: Path
 ) -> Iterator[dict[str, Any]]:
-    """Yield the new records of what is not recorded yet, ``jobs`` at a time.
-
-    An interrupt loses the runs that are under way.
-    """
+    """Yield the new records of what is not recorded yet, a run a core."""
     done = {case_of(record) for record in recorded(records)}
     missing = [case for case in planned if case not in done]
     os.environ |= {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         futures = [pool.submit(trained, case) for case in missing]
         try:
             for future in as_completed(futures):
@@ -268,18 +251,11 @@ def train_missing(
             raise
 
 
-def of_experiment(name: str, records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [record for record in records if record["case"]["experiment"] == name]
-
-
 def blocks() -> dict[str, str]:
-    """Return what the page has from the plan and the records, by the names of its marks."""
     found, records = {}, recorded()
     for name, experiment in plan()["experiments"].items():
-        own = of_experiment(name, records)
-        if ends := ends_of(own, experiment):
-            sent = megabytes_of(own) if is_of_bytes(experiment) else {}
-            found |= {f"{name}, settings": settings(experiment), name: table(ends, experiment, sent)}
+        if own := by_place(name, experiment, records):
+            found |= {f"{name}, settings": settings(experiment), name: table(own, experiment)}
     return found
 
 
@@ -287,7 +263,7 @@ def draw() -> None:
     content, records = plan(), recorded()
     rewrite(PAGE, blocks())
     for name, experiment in content["experiments"].items():
-        if not is_of_bytes(experiment) and (own := of_experiment(name, records)):
+        if not is_of_bytes(experiment) and (own := by_place(name, experiment, records)):
             draw_curves(PICTURES / f"{name}.svg", own, experiment)
     draw_bytes(PICTURES / "equal_bytes.svg", content, records)
 
@@ -295,12 +271,11 @@ def draw() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--run", nargs="*", metavar="NAME", help="train these experiments; all by default")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time")
     arguments = parser.parse_args()
     if arguments.run is None:
         draw()
         return
-    for record in train_missing(cases(plan(), arguments.run), trained, RECORDS, arguments.jobs):
+    for record in train_missing(cases(plan(), arguments.run), trained, RECORDS):
         print(f"{case_of(record)}: {record['epochs'][-1]}", flush=True)
 
 

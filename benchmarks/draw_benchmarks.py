@@ -106,7 +106,6 @@ def draw_bytes(axes: Axes, records: Sequence[Record]) -> None:
 
 
 def draw_steps(records: Sequence[Record], path: Path) -> None:
-    """Write the picture of steps a second: a bar a subject, its ratio to the peer above."""
     with picture(path, 5.4, 3.6, fingerprint(records)) as figure:
         axes: Axes = figure.subplots()
         axes.set_title(records[0].case["rate"])
@@ -133,15 +132,11 @@ def draw_runs(records: Sequence[Record], path: Path) -> None:
                 seconds, accuracies = zip(*curve, strict=True)
                 axes.plot(seconds, accuracies, style, color=of_subject[record.subject], linewidth=0.9)
         axes.axhline(records[0].more["target"], color=WHOLE, linewidth=0.5)
-        axes.set_xscale("log")
-        axes.set_xlabel("s")
-        axes.set_ylabel("test accuracy")
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.set(xscale="log", xlabel="s", ylabel="test accuracy")
         legend(figure, of_subject)
 
 
 def draw_cache(records: Sequence[Record], path: Path) -> None:
-    """Write the picture of the time of a sample: a bar for each subject and peer."""
     seconds = {each.subject: each.seconds.median for each in records}
     subjects = set(seconds)
     seconds |= {each.peer: each.peer_seconds.median for each in records if each.peer_seconds}
@@ -153,10 +148,8 @@ def draw_cache(records: Sequence[Record], path: Path) -> None:
         for place, (_, each) in enumerate(bars_of):
             number, at = f"{each * 1e6:,.0f}", (each * 1e6, place)
             axes.annotate(number, at, (3, 0), textcoords="offset points", va="center")
-        axes.set_xscale("log")
-        axes.set_xlabel("µs a sample")
+        axes.set(xscale="log", xlabel="µs a sample")
         axes.invert_yaxis()
-        axes.spines[["top", "right"]].set_visible(False)
 
 
 # ---- The pages ----
@@ -224,7 +217,6 @@ def planned(found: dict[str, Results]) -> str:
 
 
 def page(text: str, found: dict[str, Results]) -> str:
-    """Return the text of benchmarks/README.md with the newest records in its blocks."""
     for section in SECTIONS:
         block = section.markdown(found[section.kind]) if section.kind in found else "Not measured yet.\n"
         text = with_block(text, section.name, f"\n{block}\n")

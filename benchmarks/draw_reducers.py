@@ -30,10 +30,7 @@ STYLE = DOCS_STYLE | {"lines.solid_capstyle": "butt"}
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a reducer by the virtual clock, in seconds since the run began.
-
-    ``meetings``: rank, begin and end of waits for exchanges of integers. ``sent``: payload of all ranks.
-    """
+    """A step by the virtual clock; ``meetings``: rank, begin and end of waits for exchanged integers."""
 
     name: str
     transfers: list[Transfer]
@@ -123,7 +120,6 @@ def lines(transfers: Sequence[Transfer], begun: float) -> dict[tuple[bool, float
 
 
 def draw(step: Step, path: Path) -> None:
-    """Write the space-time diagram of a step."""
     with picture(path, 8, 3.7, style=STYLE, layout=None) as figure:
         axes = figure.add_axes((0.085, 0.2, 0.88, 0.7))
         duration = (step.ended - step.begun) * 1e6
@@ -144,7 +140,7 @@ def draw(step: Step, path: Path) -> None:
             Line2D([], [], color=BETWEEN, marker="o", markersize=4, label="message between nodes"),
             Line2D([], [], color=AGREEING, linewidth=4.5, label="waiting for a few integers"),
         ]
-        axes.legend(handles=legend, loc="lower center", bbox_to_anchor=(0.46, 0.98), ncols=3, frameon=False)
+        axes.legend(handles=legend, loc="lower center", bbox_to_anchor=(0.46, 0.98), ncols=3)
         figure.text(0.5, 0.02, step.caption, ha="center")
 
 
@@ -160,7 +156,7 @@ def draw_lanes(axes: Axes, duration: float) -> None:
     axes.tick_params(axis="y", length=0)
     axes.set(xlim=(-0.01 * duration, 1.01 * duration), ylim=(min(places.values()) - 0.6, 0.6))
     axes.set(xlabel="µs since the step began")
-    axes.spines[["left", "right", "top"]].set_visible(False)
+    axes.spines["left"].set_visible(False)
 
 
 if __name__ == "__main__":

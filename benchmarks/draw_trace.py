@@ -56,7 +56,6 @@ def draw(events: Sequence[Event], path: Path) -> None:
         axes.set_yticks([row + HEIGHT / 2 for row in rows.values()], list(rows))
         axes.invert_yaxis()
         axes.set_xlabel("s")
-        axes.spines[["top", "right"]].set_visible(False)
         drawn = {each["name"] for each in events}
         legend(figure, {name.replace("_", " "): color for name, color in COLORS.items() if name in drawn})
 

@@ -17,8 +17,7 @@ import numpy as np
 import typer
 from typer import Option
 
-from commlib.density import check_density, entries
-from commlib.errors import InvalidArgument
+from commlib.density import entries
 from commlib.gpu import DEVICE_SELECTORS, GpuUnavailable, make_device_selector
 from commlib.gpu.cupy_engine import current_engine
 from commlib.vectors import VALUE_BYTES, Float32
@@ -137,19 +136,13 @@ class Peer:
 MakePeer = Callable[[int, int, Any], Peer]  # of k, the size, and CuPy; fails where there is none
 
 
-def measure(
-    sizes: Sequence[int], densities: Sequence[float], device: Device, wrong: list[WrongResult]
-) -> Iterator[list[Record]]:
-    """Yield the records of one case after the other: size, density.
-
-    Selectors whose results are wrong are added to ``wrong``, and others go on without them.
-    """
-    for size in sizes or SIZES:
+def measure(device: Device, wrong: list[WrongResult]) -> Iterator[list[Record]]:
+    """Yield the records of one size after the other, without selectors whose results are ``wrong``."""
+    for size in SIZES:
         inputs = device.inputs(size)
-        for density in densities or (DENSITY,):
-            case = {"size": size, "density": density, "k": entries(density, size), "entry": "float32"}
-            case |= {"device": "gpu", "inputs": len(inputs), "quick": False}
-            yield _measure_case(case, inputs, device, wrong)
+        case = {"size": size, "density": DENSITY, "k": entries(DENSITY, size), "entry": "float32"}
+        case |= {"device": "gpu", "inputs": len(inputs), "quick": False}
+        yield _measure_case(case, inputs, device, wrong)
         del inputs
         device.cupy.get_default_memory_pool().free_all_blocks()
 
@@ -203,7 +196,6 @@ def _checked(name: str, case: dict[str, Any], vector: Array, cupy: Any) -> Bench
 
 
 def _sweep(case: dict[str, Any], cupy: Any) -> BenchCandidate:
-    """Return the fused sweep of sum and selection."""
     selector = make_device_selector("exact", case["size"], case["k"])
     residual, out = cupy.zeros((2, case["size"]), cupy.float32)
     return lambda gradient: selector.select_sum(gradient, residual, out)
@@ -265,21 +257,14 @@ PEERS: dict[str, MakePeer] = {
 }
 
 
-def main(
-    size: Annotated[list[int] | None, Option(help="entries; may be repeated")] = None,
-    density: Annotated[list[float] | None, Option(help="share to select; may be repeated")] = None,
-    as_json: Annotated[bool, Option("--json")] = False,
-) -> None:
+def main(as_json: Annotated[bool, Option("--json")] = False) -> None:
     """Time selectors on a GPU; see the module's docstring."""
     try:
-        for each in density or ():
-            check_density(each)
         device = Device.current()
-    except (InvalidArgument, GpuUnavailable) as error:
+    except GpuUnavailable as error:
         usage_error(str(error))
     wrong: list[WrongResult] = []
-    cases = measure(size or (), density or (), device, wrong)
-    report(cases, as_json=as_json, show=lambda records: case_table(records).print())
+    report(measure(device, wrong), as_json=as_json, show=lambda records: case_table(records).print())
     for error in wrong:
         log_error(str(error))
     raise typer.Exit(FAILURE if wrong else 0)

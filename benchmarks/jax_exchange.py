@@ -6,7 +6,6 @@ r"""The exchange of a tree of JAX arrays by ``dense``, and by a bare ``MPI.Allre
 Both begin with arrays of JAX and end with their means as arrays of JAX, in turn. Rank 0 prints a JSON object.
 """
 
-import argparse
 import time
 from typing import Any
 
@@ -18,11 +17,11 @@ import commlib
 from commlib.jax import DistributedGradients
 from training.bench.record import Record, Seconds
 
+STEPS = 200
 SHAPES = {"w1": (1024, 2048), "b1": (2048,), "w2": (2048, 1000), "b2": (1000,)}  # 16.5 MB
 
 
 def bare(gradients: dict[str, Any]) -> dict[str, Any]:
-    """Return the means of all arrays, each by a call of ``MPI.Allreduce``."""
     means = {}
     for name, gradient in gradients.items():
         mean = np.empty(gradient.shape, np.float32)
@@ -33,9 +32,6 @@ def bare(gradients: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=200)
-    steps = parser.parse_args().steps
     topology = commlib.Topology(commlib.transport.mpi.world())
     world = topology.world
     rng = np.random.default_rng(world.rank)
@@ -48,7 +44,7 @@ def main() -> None:
     for one, other in zip(*means, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
     seconds: dict[str, list[float]] = {name: [] for name in subjects}
-    for _ in range(steps):
+    for _ in range(STEPS):
         for name, reduce in subjects.items():
             world.barrier()
             start = time.perf_counter()

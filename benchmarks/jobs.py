@@ -53,11 +53,7 @@ def module(name: str, *words: str) -> list[str]:
 def output(
     command: Sequence[str], environment: Mapping[str, str], timeout: float | None = None
 ) -> Iterator[str]:
-    """Run a command and yield its output, line by line, without the tags of the ranks.
-
-    The command ends when this generator does. Raises :class:`Failed` if it fails; ``timeout``: what it was
-    told.
-    """
+    """Yield the lines that a command prints, without tags of ranks; raises :class:`Failed` if it fails."""
     pipe, errors = subprocess.PIPE, list[str]()
     try:
         process = subprocess.Popen(
@@ -66,7 +62,6 @@ def output(
     except FileNotFoundError:
         raise Failed("mpirun is not installed next to this Python: run ./scripts/install.sh") from None
     with process:
-        assert process.stdout is not None
         reading = threading.Thread(target=errors.extend, args=(process.stderr,), daemon=True)
         reading.start()
         try:
@@ -147,10 +142,11 @@ def world(nodes: Sequence[int]) -> str:
 
 
 class EmulatedCluster:
-    """The emulated cluster of a state folder of its own."""
+    """An emulated cluster; ``folder``: of its state, and of what its jobs read."""
 
-    def __init__(self, state: Path) -> None:
-        self.state, self._command = state, [*EMULATED, "--state", str(state)]
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.state = folder, folder / "state"
+        self._command = [*EMULATED, "--state", str(self.state)]
 
     def up(self, nodes: int, rate: str, delay: float = 0.0) -> None:
         """Make it, or make it again where nodes, rate or the delay in ms are others."""
@@ -167,10 +163,7 @@ class EmulatedCluster:
     def objects(
         self, layout: Layout, words: Sequence[str], environment: Mapping[str, str], timeout: float, what: str
     ) -> Iterator[dict[str, Any]]:
-        """Run a command on all ranks and yield the JSON objects that it prints; ``what``: named before.
-
-        Raises :class:`Failed` if it does not end, or fails.
-        """
+        """Yield the JSON objects that a command prints on all ranks; ``Failed`` names ``what`` it is."""
         note(what)
         job = command_line(Ranks(layout.ranks, layout.hosts, "eth0"), words, environment)
         command = [*self._command, "run", "--timeout", f"{timeout:g}", "--", *job]
@@ -189,7 +182,7 @@ def cluster_until_end() -> Iterator[EmulatedCluster]:
 
     before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     with TemporaryDirectory(prefix="cloudtrain-bench-") as folder:
-        cluster = EmulatedCluster(Path(folder) / "state")
+        cluster = EmulatedCluster(Path(folder))
         try:
             yield cluster
         finally:
@@ -247,11 +240,7 @@ def record_of(line: Mapping[str, Any]) -> Record:
 def pass_on(
     reported: Generator[Record, None, None], *, as_json: bool, show: Callable[[list[Record]], None]
 ) -> int:
-    """Print the records of jobs, with the command of this process, and return the exit status.
-
-    ``reported`` runs the jobs while it is iterated, and ends them when it is closed. Tables are also of an
-    incomplete sweep.
-    """
+    """Print the records of jobs, also those of a sweep that breaks off, and return the exit status."""
     so_far: list[Record] = []
     try:
         with closing(reported):

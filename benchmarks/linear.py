@@ -20,7 +20,7 @@ import typer
 from typer import Option
 
 from benchmarks.allreduce import MPIAllReduce
-from benchmarks.jobs import Layout, Words, cluster_until_end, environment, module, pass_on, record_of
+from benchmarks.jobs import Layout, cluster_until_end, environment, module, pass_on, record_of
 from commlib import Communicator, Link, Network, Topology
 from commlib.errors import InvalidArgument, look_up
 from commlib.transport import simulated
@@ -49,6 +49,8 @@ SPARSE: dict[str, Any] = {
     for name in ("allgather", "ssar_doubling", "ssar_split", "oktopk", "hitopk")
     for wire in ("fp32", "gap")
 }
+TIMEOUT_SECONDS = 3600.0  # of the job on a cluster
+CANDIDATES = {**DENSE, **SPARSE}
 AGREE = 1e-5  # of the objectives of all candidates, relative
 LEARNING_RATE = 8.0
 
@@ -76,20 +78,16 @@ class LinearCase:
         return generate(SHAPES[self.shape], low, high, seed=1)
 
 
-def measure_ranks(comm: Communicator, case: LinearCase, reducers: Sequence[str]) -> Iterator[Record]:
-    """Yield a record for each candidate, the dense ones first; all ranks call it together.
-
-    Raises ``WrongResult`` where objectives differ.
-    """
+def measure_ranks(comm: Communicator, case: LinearCase, candidates: Mapping[str, Any]) -> Iterator[Record]:
+    """Yield a record for each candidate, the dense ones first; ``WrongResult`` where objectives differ."""
     topology = Topology(comm)
     own = case.steps * case.batch_size
     rows = case.rows(comm.rank * own, (comm.rank + 1) * own)
-    named = {**DENSE, **SPARSE}
     few = case.rows(comm.rank * own, comm.rank * own + case.batch_size)
-    for name in reducers or named:  # a first pass compiles and connects: the passes that count do not
-        with closing(make_solver(topology, few, case.settings(named[name]))) as solver:
+    for each in candidates.values():  # a first pass compiles and connects: the passes that count do not
+        with closing(make_solver(topology, few, case.settings(each))) as solver:
             solver.run_pass()
-    solvers = {name: make_solver(topology, rows, case.settings(named[name])) for name in reducers or named}
+    solvers = {name: make_solver(topology, rows, case.settings(each)) for name, each in candidates.items()}
     passes, values = _interleave(comm, solvers, case.passes)
     _check(values)
     records = {name: _record(case, topology, name, passes[name], values[name]) for name in solvers}
@@ -277,7 +275,6 @@ class _Own:
 
 
 def show(records: Sequence[Record]) -> None:
-    """Print a table of the candidates on ranks, or of one rank against scikit-learn."""
     for until, group in groupby(records, key=lambda record: record.case.get("until")):
         own = list(group)
         (of_ranks(own) if until is None else of_one_rank(own, until)).print()
@@ -312,7 +309,6 @@ def of_ranks(records: Sequence[Record]) -> Table:
 def of_one_rank(records: Sequence[Record], until: str) -> Table:
     rows = []
     for record in records:
-        assert record.peer_seconds is not None
         ours, theirs = record.more["objective"], record.more["peer_objective"]
         row = [
             str(record.peer),
@@ -333,65 +329,52 @@ def of_one_rank(records: Sequence[Record], until: str) -> Table:
 # ---- The command ----
 
 
-def on_simulated(case: LinearCase, reducers: Sequence[str]) -> Iterator[Record]:
+def on_simulated(case: LinearCase) -> Iterator[Record]:
     """Yield the records of simulated ranks, whose seconds are of the processor and of the α-β model."""
-    names = reducers or [name for name in (*DENSE, *SPARSE) if name != MPI_ALLREDUCE]
+    candidates = {name: each for name, each in CANDIDATES.items() if name != MPI_ALLREDUCE}
     ranks, own = LAYOUT.ranks, LAYOUT.ranks_per_node
-    body = lambda comm: list(measure_ranks(comm, case, names))  # noqa: E731
+    body = lambda comm: list(measure_ranks(comm, case, candidates))  # noqa: E731
     for record in simulated.run(body, ranks, own, network=NETWORK, cores=ranks)[0]:
         yield replace(record, case=record.case | {"rate": RATE, "clock": "virtual"})
 
 
-def on_cluster(
-    case: LinearCase, reducers: Sequence[str], rate: str, timeout: float
-) -> Generator[Record, None, None]:
-    """Yield the records of a job on the nodes; however this ends, the cluster is gone."""
-    given = [each for name in reducers for each in ("--reducer", name)]
-    words = module("benchmarks.linear", "--json", *case.arguments(), *given)
-    what = f"{case.shape}, {case.loss}, {case.solver} on {LAYOUT} ranks at {rate}"
+def on_cluster(case: LinearCase) -> Generator[Record, None, None]:
+    words = module("benchmarks.linear", "--json", *case.arguments())
+    what = f"{case.shape}, {case.loss}, {case.solver} on {LAYOUT} ranks at {RATE}"
     with cluster_until_end() as cluster:
-        cluster.up(LAYOUT.nodes, rate)
-        for reported in map(record_of, cluster.objects(LAYOUT, words, environment(ALGORITHM), timeout, what)):
-            yield replace(reported, case=reported.case | {"rate": rate, "mpi_algorithm": ALGORITHM})
+        cluster.up(LAYOUT.nodes, RATE)
+        for reported in cluster.objects(LAYOUT, words, environment(ALGORITHM), TIMEOUT_SECONDS, what):
+            record = record_of(reported)
+            yield replace(record, case=record.case | {"rate": RATE, "mpi_algorithm": ALGORITHM})
 
 
 def main(
     shape: Annotated[str, Option(help="of the rows: url or webspam")] = "url",
     loss: Annotated[str, Option(help="logistic, hinge or squared_hinge")] = "logistic",
     solver: Annotated[str, Option(help="on ranks: sgd or coordinate")] = "sgd",
-    reducer: Annotated[Words, Option(help="on ranks: a subject of the table; may be repeated [all]")] = None,
     steps: Annotated[int, Option(min=1, help="on ranks: batches of a pass")] = 10,
     passes: Annotated[int, Option(min=1, help="over the rows")] = 5,
     batch_size: Annotated[int, Option(min=1, help="on ranks: rows of a rank in a step")] = 1000,
     simulated_ranks: Annotated[bool, Option("--simulated", help="on simulated ranks")] = False,
     cluster: Annotated[bool, Option(help="on an emulated cluster (needs root)")] = False,
-    rate: Annotated[str, Option(help="of its links")] = RATE,
-    timeout: Annotated[float, Option(help="seconds that the job on it may take")] = 3600.0,
     as_json: Annotated[bool, Option("--json")] = False,
 ) -> None:
     """Train linear models on sparse rows; see the module's docstring."""
-    names = reducer or ()
     try:
         look_up(SHAPES, "shape", shape)
         look_up(LOSSES, "loss", loss)
         look_up(SOLVERS, "solver", solver)
-        for name in names:
-            look_up({**DENSE, **SPARSE}, "reducer", name)
-        if names and DENSE.keys().isdisjoint(names):
-            raise InvalidArgument(
-                f"--reducer: expected one of {', '.join(DENSE)} among them, to compare with"
-            )
-        if simulated_ranks and (cluster or MPI_ALLREDUCE in names):
-            raise InvalidArgument(f"--simulated: expected no --cluster and no --reducer {MPI_ALLREDUCE}")
+        if simulated_ranks and cluster:
+            raise InvalidArgument("--simulated: expected no --cluster")
     except ValueError as error:
         usage_error(str(error))
     case = LinearCase(shape, loss, solver, steps, passes, batch_size)
     if cluster:
-        raise typer.Exit(pass_on(on_cluster(case, names, rate, timeout), as_json=as_json, show=show))
+        raise typer.Exit(pass_on(on_cluster(case), as_json=as_json, show=show))
     if simulated_ranks:
-        raise typer.Exit(report([on_simulated(case, names)], as_json=as_json, show=show))
+        raise typer.Exit(report([on_simulated(case)], as_json=as_json, show=show))
     with as_rank() as comm:
-        measured = measure_ranks(comm, case, names) if comm.size > 1 else measure_alone(comm, case)
+        measured = measure_ranks(comm, case, CANDIDATES) if comm.size > 1 else measure_alone(comm, case)
         raise typer.Exit(report([measured], as_json=as_json, show=show, comm=comm))
 
 

@@ -11,11 +11,10 @@ benchmarks/convergence.py; those that are timed are processes.
 
 import argparse
 import json
-import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice, product
+from itertools import islice, pairwise, product
 from math import exp
 from pathlib import Path
 from statistics import fmean
@@ -31,6 +30,7 @@ from benchmarks.drawing.tables import markdown, rate_in_words
 from benchmarks.jobs import EmulatedCluster, Layout, cluster_or_exit, environment, module, ratio
 from benchmarks.race_plan import HOROVOD_RING, RING
 from training.bench.record import Seconds, machine
+from training.bench.reducers import NOTHING
 from training.callbacks.callback import Callback, Event
 from training.commands.printing import times
 
@@ -84,7 +84,6 @@ def plan() -> dict[str, Any]:
 
 
 def trained(case: Case) -> dict[str, Any]:
-    """Train a case, and return its record; in a process of its own."""
     run, lines = convergence.train(plan(), case)
     (last,) = (line for line in lines if line["kind"] == "epoch" and "perplexity" in line)
     return {
@@ -137,7 +136,6 @@ def job_of(content: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
 
 
 def place_of(cell: str) -> tuple[str, Layout]:
-    """Return the rate of links, and the nodes and ranks."""
     rate, _, layout = cell.partition(",")
     return rate, Layout.of(layout)
 
@@ -149,11 +147,10 @@ def told_on(
     _, layout = place_of(name)
     # All nodes are on this machine, whose cores their ranks share.
     threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
-    with tempfile.TemporaryDirectory(prefix="cloudtrain-job-") as folder:
-        file = Path(folder) / "job.json"
-        file.write_text(json.dumps(job))
-        words, variables = module(program, str(file)), environment(RING) | threads
-        yield from cluster.objects(layout, words, variables, TIMEOUT_SECONDS, f"{name}: {what}")
+    file = cluster.folder / "job.json"
+    file.write_text(json.dumps(job))
+    words, variables = module(program, str(file)), environment(RING) | threads
+    yield from cluster.objects(layout, words, variables, TIMEOUT_SECONDS, f"{name}: {what}")
 
 
 def time_cells(names: Sequence[str]) -> None:
@@ -195,10 +192,7 @@ def cell_of(record: Mapping[str, Any]) -> str:
 
 
 def time_record(name: str, told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of a subject on a cluster; seconds: of a step, in rounds on average.
-
-    Bytes and stages are those of an exchange.
-    """
+    """Return the record of a subject: seconds of a step, bytes and stages of an exchange."""
     rate, layout = name.split(",")
     shown = ("bytes", "card_bytes", "stages", "reducer", "weights", "nodes", "machine", "settings")
     return {
@@ -213,7 +207,6 @@ def time_record(name: str, told: Mapping[str, Any]) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------- tables
 
 DENSE, COMPARED = "dense", "SparseLoCo"
-NOTHING = "–"
 
 
 @dataclass(frozen=True)
@@ -268,13 +261,9 @@ def steps_to(target: float, tested: Sequence[Sequence[float]]) -> float | None:
     >>> steps_to(3.0, [[10, 5.0], [20, 4.0], [30, 2.0]])
     25.0
     """
-    before = None
-    for step, loss in tested:
+    for (before, more), (step, loss) in pairwise([tested[0], *tested]):
         if loss <= target:
-            if before is None:
-                return float(step)
-            return float(np.interp(-target, [-before[1], -loss], [before[0], step]))
-        before = step, loss
+            return float(np.interp(-target, [-more, -loss], [before, step]))
     return None
 
 
@@ -360,7 +349,6 @@ class Runs:
 
 
 def draw_against_h(path: Path, runs: Runs) -> None:
-    """Draw the loss at the end against H, a line a method."""
     with docs_picture(path, 6.5, 3.0) as figure:
         axes = figure.subplots()
         for color, method in zip(PALETTE, runs.content["methods"], strict=False):
@@ -368,13 +356,11 @@ def draw_against_h(path: Path, runs: Runs) -> None:
                 continue
             axes.plot(list(own), [run.loss for run in own.values()], ".-", color=color, label=method)
         axes.axhline(runs.dense.loss, color="grey", linewidth=0.8, linestyle="--", label=DENSE)
-        axes.set_xscale("log")
+        axes.set(xscale="log", xlabel="H, local steps", ylabel="test loss")
         hs = sorted(runs.content["local_steps"])
         axes.set_xticks(hs, [str(steps) for steps in hs], minor=False)
         axes.minorticks_off()
-        axes.set_xlabel("H, local steps")
-        axes.set_ylabel("test loss")
-        axes.legend(frameon=False, fontsize=7)
+        axes.legend(fontsize=7)
 
 
 def on_cluster(records: Sequence[Mapping[str, Any]], rate: str, layout: str) -> dict[str, Mapping[str, Any]]:
@@ -458,12 +444,11 @@ def main() -> None:
     parser.add_argument("--run", action="store_true", help="train what is not recorded yet")
     parser.add_argument("--time", nargs="*", metavar="CELL", help="time steps on clusters; all by default")
     parser.add_argument("--link", nargs="*", metavar="CELL", help="watch links of clusters; the plan's")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time")
     arguments = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
     if arguments.run:
         planned = convergence.cases(plan(), [])
-        for record in convergence.train_missing(planned, trained, RECORDS, arguments.jobs):
+        for record in convergence.train_missing(planned, trained, RECORDS):
             print(f"{convergence.case_of(record)}: {record['loss']:.3f}", flush=True)
     elif arguments.time is not None:
         time_cells(arguments.time)

@@ -44,10 +44,7 @@ class Area:
 
 @dataclass(frozen=True)
 class Fault:
-    """A single mistake: ``old``, which is in ``file`` once, becomes ``new``.
-
-    ``only``: the tests of the area that are run, where a few names choose those that matter.
-    """
+    """A mistake: ``old``, in ``file`` once, becomes ``new``; ``only``: the tests of the area to run."""
 
     id: str
     area: str
@@ -67,15 +64,6 @@ class Fault:
         file.write_text(text.replace(self.old, self.new))
         if "@compiled" in text:
             forget_kernels(tree, self.file)
-
-
-@dataclass(frozen=True)
-class Result:
-    """The outcome of a fault. ``by``: the first test that failed."""
-
-    fault: Fault
-    outcome: str
-    by: str
 
 
 def load(path: Path) -> tuple[dict[str, Area], list[Fault]]:
@@ -130,57 +118,41 @@ def copied(source: Path, target: Path) -> Path:
     return target
 
 
-def examine(fault: Fault, area: Area, tree: Path, seconds: float) -> Result:
-    """Plant a fault in a copy of a tree whose tests pass in so many seconds, and run them."""
+def examine(fault: Fault, area: Area, tree: Path, seconds: float) -> str:
+    """Plant a fault in a copy of a tree whose tests pass in so many seconds; return the outcome."""
     start = time.monotonic()
-    if not fault.applies(tree):
-        return Result(fault, UNUSABLE, "its text is not there once")
-    with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
-        copy = copied(tree, Path(folder) / "tree")
-        fault.plant(copy)
-        outcome, by = run_tests(copy, area, fault.only, 2 * seconds + SPARE_SECONDS)
+    outcome, by = UNUSABLE, "its text is not there once"
+    if fault.applies(tree):
+        with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
+            copy = copied(tree, Path(folder) / "tree")
+            fault.plant(copy)
+            outcome, by = run_tests(copy, area, fault.only, 2 * seconds + SPARE_SECONDS)
     taken = time.monotonic() - start
-    print(f"{outcome:8} {taken:6.1f} s  {fault.area}: {fault.id}  {by}", file=sys.stderr, flush=True)
-    return Result(fault, outcome, by)
+    print(f"{outcome:8} {taken:6.1f} s  {fault.area}: {fault.id}  {by}", flush=True)
+    return outcome
 
 
-def examine_all(faults: Sequence[Fault], areas: Mapping[str, Area], jobs: int) -> list[Result]:
+def examine_all(faults: Sequence[Fault], areas: Mapping[str, Area], jobs: int) -> list[str]:
     """Return the outcome of each fault; those of an area whose tests fail without them do not apply."""
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder, ThreadPoolExecutor(jobs) as pool:
         tree = copied(ROOT, Path(folder) / "tree")
-        seconds, why = {}, {}
+        seconds = {}
         for name in dict.fromkeys(fault.area for fault in faults):
             start = time.monotonic()
-            outcome, why[name] = run_tests(tree, areas[name])
+            outcome, why = run_tests(tree, areas[name])
             taken = time.monotonic() - start
             if outcome == SURVIVED:
                 seconds[name] = taken
-            state = "pass" if outcome == SURVIVED else f"FAIL: {why[name]}"
-            print(f"{name}: the tests {state} ({taken:.1f} s)", file=sys.stderr, flush=True)
+            state = "pass" if outcome == SURVIVED else f"FAIL: {why}"
+            print(f"{name}: the tests {state} ({taken:.1f} s)", flush=True)
+        ready = [fault for fault in faults if fault.area in seconds]
         try:
-            ready = [fault for fault in faults if fault.area in seconds]
             futures = [pool.submit(examine, one, areas[one.area], tree, seconds[one.area]) for one in ready]
-            results = [future.result() for future in futures]
+            outcomes = [future.result() for future in futures]
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return results + [
-        Result(each, UNUSABLE, f"tests fail without it: {why[each.area]}")
-        for each in faults
-        if each.area not in seconds
-    ]
-
-
-def table(results: Sequence[Result]) -> str:
-    rows = [("area", "fault", "file", "found by")]
-    for result in results:
-        fault, by = result.fault, result.by
-        found = by if result.outcome == CAUGHT else f"{result.outcome} {by}".rstrip()
-        rows.append((fault.area, fault.id, fault.file, found))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    counts = [f"{sum(r.outcome == each for r in results)} {each}" for each in (CAUGHT, SURVIVED, UNUSABLE)]
-    return "\n".join([*lines, "", f"{len(results)} faults: {', '.join(counts)}"])
+    return outcomes + [UNUSABLE] * (len(faults) - len(ready))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -201,9 +173,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(
             f"--jobs, --only: expected at least one job and one fault, got {given.jobs} and {len(chosen)}"
         )
-    results = examine_all(chosen, areas, given.jobs)
-    print(table(results))
-    return 0 if all(each.outcome == CAUGHT for each in results) else 1
+    outcomes = examine_all(chosen, areas, given.jobs)
+    counts = [f"{outcomes.count(each)} {each}" for each in (CAUGHT, SURVIVED, UNUSABLE)]
+    print(f"{len(outcomes)} faults: {', '.join(counts)}")
+    return int(outcomes.count(CAUGHT) < len(outcomes))
 
 
 if __name__ == "__main__":

@@ -235,10 +235,7 @@ ALGORITHMS = OKTOPK.algorithms
 
 @dataclass(frozen=True)
 class Fit:
-    """A step of BERT: ``computing`` seconds and the messages, over links like ``link``.
-
-    ``meets``: the statement that it meets by construction.
-    """
+    """A step of BERT over links like ``link``; ``meets``: the statement that it meets by construction."""
 
     name: str
     meets: str

@@ -22,14 +22,13 @@ from benchmarks.jobs import module, on_this_machine, pass_on
 from benchmarks.shapes import SHAPES, Shape
 from commlib import Communicator, LinkBytes, Topology
 from commlib.agreement import differing, digest
-from commlib.errors import look_up
 from commlib.tuning.probe import SEED
 from commlib.vectors import Float32
 from pto import Norms, by_layer, by_slices, by_tensor
 from training.bench.record import WARM_UP_RUNS, Record, Seconds, WrongResult, busiest, cache_bytes, report
 from training.bench.reducers import FLOAT32_ROUNDING, has_ranks
 from training.commands.printing import Table, milliseconds, times
-from training.process.job import LocalRank, all_or_exit, as_rank, usage_error
+from training.process.job import LocalRank, all_or_exit, as_rank
 from training.process.tf_logging import import_tensorflow
 
 RANKS = (2, 4)
@@ -80,18 +79,13 @@ class Calls:
         )
 
 
-def interleave(
-    topology: Topology, candidates: Mapping[str, Callable[[], object]], calls: int
-) -> dict[str, Calls]:
-    """Return ``calls`` calls of each candidate, after the first ones, which do not count.
-
-    All ranks call it together, and get the calls of all ranks.
-    """
+def interleave(topology: Topology, candidates: Mapping[str, Callable[[], object]]) -> dict[str, Calls]:
+    """Return ``CALLS`` calls of each candidate, after the first ones, which do not count; collective."""
     world = topology.world
     taken: dict[str, list[tuple[float, float, LinkBytes]]] = {name: [] for name in candidates}
     # In training the caches hold other data in between. Else the small part of a rank would stay in them.
     between = np.zeros(2 * cache_bytes() // 4, np.float32)
-    for _ in range(WARM_UP_RUNS + calls):
+    for _ in range(WARM_UP_RUNS + CALLS):
         for name, candidate in candidates.items():
             between += 1
             before = topology.traffic
@@ -172,10 +166,7 @@ def check_squares(comm: Communicator, candidates: dict[str, Norms], tensors: Ten
 def lars_steps(
     comm: Communicator, tensors: Tensors, norms: Mapping[str, Norms | None]
 ) -> dict[str, Callable[[], object]]:
-    """Return a step of LARS for each of ``norms``, checked, all of them on the same variables.
-
-    Raises ``WrongResult`` on all ranks where a first step moves weights otherwise than the formula does.
-    """
+    """Return a step of LARS for each of ``norms``, checked by the formula, all on the same variables."""
     import keras
     import tensorflow as tf
 
@@ -219,11 +210,10 @@ def _fault_of_step(variables: Sequence[Any], tensors: Tensors) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """The tensors of a network, on the ranks of a job; ``calls``: of each candidate that count."""
+    """The tensors of a network, on the ranks of a job."""
 
     topology: Topology
     network: str
-    calls: int
     tensors: Tensors
 
     def norms(self, *ways: Any) -> dict[str, Norms]:
@@ -232,7 +222,7 @@ class Setting:
     def records(
         self, operation: str, candidates: Mapping[str, Callable[[], object]], pairs: Iterable[tuple[str, str]]
     ) -> Iterator[Record]:
-        taken = interleave(self.topology, candidates, self.calls)
+        taken = interleave(self.topology, candidates)
         case = {
             "operation": operation,
             "network": self.network,
@@ -255,12 +245,12 @@ class Setting:
             yield record.beside(peer, beside.wall)
 
 
-def measure(topology: Topology, networks: Sequence[str], calls: int) -> Iterator[Record]:
+def measure(topology: Topology) -> Iterator[Record]:
     """Yield the records of one network after the other; all ranks call it together."""
-    for network in networks:
-        yield from _measure_norms(Setting(topology, network, calls, Tensors.of(SHAPES[network]())))
-    if OF_LARS in networks:  # at the end: TensorFlow has threads of its own
-        yield from _measure_lars(Setting(topology, OF_LARS, calls, Tensors.of(SHAPES[OF_LARS]())))
+    for network, shapes in SHAPES.items():
+        yield from _measure_norms(Setting(topology, network, Tensors.of(shapes())))
+    # At the end: TensorFlow has threads of its own.
+    yield from _measure_lars(Setting(topology, OF_LARS, Tensors.of(SHAPES[OF_LARS]())))
 
 
 def _measure_norms(setting: Setting) -> Iterator[Record]:
@@ -323,35 +313,18 @@ def _notes(records: Sequence[Record]) -> Iterator[str]:
             yield f"{record.case['network']}: largest load over the mean: {loads}"
 
 
-def records(ranks: Sequence[int], networks: Sequence[str], calls: int) -> Generator[Record, None, None]:
-    """Start a job of each number of ranks and yield its records."""
-    chosen = [each for name in networks for each in ("--network", name)]
-    for each in ranks:
-        yield from on_this_machine(each, module("benchmarks.pto", "--json", *chosen, "--steps", str(calls)))
+def of_jobs() -> Generator[Record, None, None]:
+    for ranks in RANKS:
+        yield from on_this_machine(ranks, module("benchmarks.pto", "--json"))
 
 
-def main(
-    ranks: Annotated[
-        list[int] | None, Option("-np", "--ranks", min=2, help="ranks to start; may be repeated [2, 4]")
-    ] = None,
-    network: Annotated[list[str] | None, Option(help="whose shapes to take; may be repeated [all]")] = None,
-    steps: Annotated[int, Option(min=1, help="steps to time, after two to warm up")] = CALLS,
-    as_json: Annotated[bool, Option("--json")] = False,
-) -> None:
+def main(as_json: Annotated[bool, Option("--json")] = False) -> None:
     """Time norms that ranks share, and steps of LARS with them; see the module's docstring."""
-    networks = network or list(SHAPES)
-    try:
-        for name in networks:
-            look_up(SHAPES, "network", name)
-    except ValueError as error:
-        usage_error(str(error))
     if not has_ranks():
-        raise typer.Exit(pass_on(records(ranks or RANKS, networks, steps), as_json=as_json, show=show))
+        raise typer.Exit(pass_on(of_jobs(), as_json=as_json, show=show))
     with as_rank() as comm:
-        if ranks and comm.size not in ranks:
-            usage_error(f"--ranks: expected the {comm.size} ranks of this job, got {ranks}")
         topology = all_or_exit(comm, lambda: Topology(comm))
-        raise typer.Exit(report([measure(topology, networks, steps)], as_json=as_json, show=show, comm=comm))
+        raise typer.Exit(report([measure(topology)], as_json=as_json, show=show, comm=comm))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean, median, median_high
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -32,7 +31,7 @@ from benchmarks.jobs import (
     ratio,
     world,
 )
-from benchmarks.race_plan import AUTO, DENSITY, OFF, RACED, TIMEOUT_SECONDS, TURNS, Cell, Race, Subject
+from benchmarks.race_plan import AUTO, DENSITY, OFF, RACED, Cell, Subject, cells, subjects
 from commlib.topology import LinkBytes
 from training.bench.record import Record, Seconds
 from training.bench.reducers import NOTHING
@@ -40,30 +39,28 @@ from training.commands.printing import Table, milliseconds, times
 from training.process.job import usage_error
 from training.process.launch import cloudtrain
 
+TURNS = {"turns": 2, "warm_up": 2, "counted": 6}  # of a subject in a job, and the steps of each
+TIMEOUT_SECONDS = 7200.0  # of a job
 A_STEP, TO_ACCURACY = "seconds a step", "seconds to the accuracy"
 Result = dict[str, Any]  # of a subject in one job: see race_job.py
 Told = dict[Subject, list[Result]]  # what the jobs told of each subject
 
 
-def measured(race: Race) -> Generator[Record, None, None]:
+def measured(places: Sequence[Cell], raced: Sequence[Subject]) -> Generator[Record, None, None]:
     """Yield the records; however this ends, the cluster is gone."""
     with cluster_until_end() as cluster:
-        for cell in race.cells[1:]:  # a rate that tc refuses is reported now, not after hours
+        for cell in places:
             cluster.up(cell.layout.nodes, cell.rate)
-        for cell in race.cells:
-            cluster.up(cell.layout.nodes, cell.rate)
-            with TemporaryDirectory(prefix="cloudtrain-race-") as folder:
-                yield from CellRace(race, cell, cluster, Path(folder)).records()
+            yield from CellRace(cell, raced, cluster).records()
 
 
 @dataclass(frozen=True)
 class CellRace:
-    """The jobs of a cell on a cluster that is up; ``folder``: of what they read, and of the profile."""
+    """The jobs of a cell on a cluster that is up."""
 
-    race: Race
     cell: Cell
+    subjects: Sequence[Subject]
     cluster: EmulatedCluster
-    folder: Path
 
     def records(self) -> Iterator[Record]:
         """Yield the records, those of steps first, also where a job fails or is interrupted."""
@@ -77,7 +74,7 @@ class CellRace:
             of_part = [result for result in results if result["part"] == part]
             told = {
                 subject: [result for result in of_part if result["subject"] == subject.name]
-                for subject in self.race.subjects
+                for subject in self.subjects
             }
             yield from records_of({subject: own for subject, own in told.items() if own})
         if failure is not None:
@@ -86,30 +83,26 @@ class CellRace:
     def _results(self) -> Iterator[Result]:
         """Run the jobs, of which each seed has one of each algorithm, and yield what they tell."""
         self._tune()
-        for number in range(self.race.jobs(self.cell)):
-            for algorithm in dict.fromkeys(subject.algorithm for subject in self.race.subjects):
+        for number in range(self.cell.jobs):
+            for algorithm in dict.fromkeys(subject.algorithm for subject in self.subjects):
                 yield from self._job(number, algorithm)
 
     def _job(self, number: int, algorithm: str) -> Iterator[Result]:
-        seeds = self.cell.seeds
-        own = [subject for subject in self.race.subjects if subject.algorithm == algorithm]
-        running = [each for each in own if number < seeds and each in self.race.raced(self.cell)]
-        first = number * len(running) // max(1, seeds)  # each seed begins with another one
+        cell = self.cell
+        own = [subject for subject in self.subjects if subject.algorithm == algorithm]
+        running = [each for each in own if number < cell.seeds and cell.races(each)]
+        first = number * len(running) // max(1, cell.seeds)  # each seed begins with another one
         running = [*running[first:], *running[:first]]
         job: Result = {
-            "config": self.race.config(self.cell, number + 1),
-            "steps": [
-                self._told(each) | {"phase": self.race.stepping(self.cell, each)}
-                for each in own
-                if each.steps
-            ],
+            "config": cell.config(number + 1),
+            "steps": [self._told(each) | {"phase": cell.stepping(each)} for each in own if each.steps],
             "turns": TURNS,
-            "runs": [self._told(each, **self.race.running(self.cell, each)) for each in running],
+            "runs": [self._told(each, **cell.running(each)) for each in running],
         }
-        file = self.folder / "job.json"
+        file = self.cluster.folder / "job.json"
         file.write_text(json.dumps(job))
         runs = f", {len(running)} runs with seed {number + 1}" if running else ""
-        what = f"job {number + 1} of {self.race.jobs(self.cell)}, all-reduce of MPI: {algorithm}"
+        what = f"job {number + 1} of {cell.jobs}, all-reduce of MPI: {algorithm}"
         words = module("benchmarks.race_job", str(file))
         yield from self._told_by(words, algorithm, f"{what}: steps of {len(job['steps'])} subjects{runs}")
 
@@ -122,13 +115,13 @@ class CellRace:
 
     @property
     def _profile(self) -> Path:
-        return self.folder / "profile.json"
+        return self.cluster.folder / "profile.json"
 
     def _tune(self) -> None:
         """Measure the links, and reducers on the model's gradient, as one does before ``reducer: auto``."""
         auto = Subject(AUTO, AUTO)
-        config = self.race.config(self.cell) | {"phases": [self.race.stepping(self.cell, auto)]}
-        file = self.folder / "tune.yaml"
+        config = self.cell.config() | {"phases": [self.cell.stepping(auto)]}
+        file = self.cluster.folder / "tune.yaml"
         file.write_text(json.dumps(config))  # which is YAML, too
         words = cloudtrain("tune", "--profile", str(self._profile), str(file))
         list(self._told_by(words, auto.algorithm, "cloudtrain tune"))
@@ -138,15 +131,14 @@ class CellRace:
         if subject.horovod:
             return None
         told = self._told(subject, profile=str(self._profile))["config"]
-        config = self.race.config(self.cell) | told | {"phases": [self.race.stepping(self.cell, subject)]}
-        file = self.folder / "plan.yaml"
+        config = self.cell.config() | told | {"phases": [self.cell.stepping(subject)]}
+        file = self.cluster.folder / "plan.yaml"
         file.write_text(json.dumps(config))
         words = cloudtrain("plan", str(file), "--json")
         planned = subprocess.run(words, capture_output=True, text=True, check=True).stdout
         return float(json.loads(planned)["phases"][0]["step"])
 
     def _told_by(self, words: Sequence[str], algorithm: str, what: str) -> Iterator[Result]:
-        """Yield what a job on all nodes prints."""
         cell, layout = self.cell, self.cell.layout
         # All nodes are on this machine, whose cores their ranks share; none of them can know.
         threads = max(1, len(os.sched_getaffinity(0)) // layout.ranks)
@@ -154,7 +146,7 @@ class CellRace:
         sharing = {"TF_NUM_INTRAOP_THREADS": str(threads), "TF_NUM_INTEROP_THREADS": str(max(2, threads))}
         variables = environment(algorithm) | sharing
         where = f"{cell.model.name}, {cell.rate}, {layout}: {what}"
-        yield from self.cluster.objects(layout, words, variables, self.race.timeout, where)
+        yield from self.cluster.objects(layout, words, variables, TIMEOUT_SECONDS, where)
 
     # ---- Records ----
 
@@ -189,7 +181,6 @@ class CellRace:
         if not told:
             return
         target = self.cell.model.target
-        assert target is not None  # else nobody is raced
         seconds, reached = dict[Subject, Seconds](), dict[Subject, int]()
         for subject, results in told.items():
             ends = [seconds_to(target, each["curve"]) for each in results]
@@ -233,7 +224,7 @@ class CellRace:
             "batch": self.cell.model.sizes["batch_size"],
             "rate": self.cell.rate,
             "ranks_of_nodes": told["nodes"],
-            "density": self.race.density if subject.is_sparse else None,
+            "density": DENSITY if subject.is_sparse else None,
             "mpi_algorithm": subject.algorithm,
         }
         sent = told.get("bytes")
@@ -244,7 +235,6 @@ class CellRace:
 
 
 def seconds_to(target: float, curve: Sequence[Sequence[float]]) -> float | None:
-    """Return the seconds at the first test that reaches the target, if one does."""
     return next((seconds for seconds, accuracy in curve if accuracy >= target), None)
 
 
@@ -328,17 +318,15 @@ def main(
     seeds: Annotated[
         int | None, Option(min=0, help="runs to the accuracy, in the first cell; 0: none [3]")
     ] = None,
-    density: Annotated[float, Option(help="share that sparse reducers select")] = DENSITY,
-    timeout: Annotated[float, Option(min=1, help="seconds that a job may take")] = TIMEOUT_SECONDS,
     as_json: Annotated[bool, Option("--json")] = False,
 ) -> None:
     """Race reducers and Horovod on emulated clusters; see the module's docstring. Needs root."""
     try:
-        names = (rate or (), layout or (), model or (), reducer or ())
-        race = Race.of(*names, seeds=seeds, density=density, timeout=timeout)
+        places = cells(rate or (), layout or (), model or (), seeds)
+        raced = list(subjects(reducer or ()))
     except ValueError as error:
         usage_error(str(error))
-    raise typer.Exit(pass_on(measured(race), as_json=as_json, show=show))
+    raise typer.Exit(pass_on(measured(places, raced), as_json=as_json, show=show))
 
 
 if __name__ == "__main__":

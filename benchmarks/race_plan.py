@@ -8,15 +8,12 @@ from typing import Any
 
 from benchmarks.jobs import DEFAULT, Layout
 from commlib import REDUCERS
-from commlib.density import check_density
 from commlib.errors import look_up
 
 RATES, LAYOUTS = ("0.2gbit", "1gbit", "10gbit"), ("4x1", "4x2")
 DENSITY = 0.01
 SEEDS = 3
 JOBS = 3  # at least, of each of MPI's algorithms: they alternate, and each measures every subject
-TURNS = {"turns": 2, "warm_up": 2, "counted": 6}  # of a subject in a job, and the steps of each
-TIMEOUT_SECONDS = 7200.0
 
 AUTO, RING = "auto", "ring"
 HOROVOD, HOROVOD_RING, DENSE = "horovod", "horovod, ring", "dense"
@@ -105,85 +102,62 @@ class Cell:
     model: RacedModel
     seeds: int
 
+    @property
+    def jobs(self) -> int:
+        """Return how many jobs each of MPI's algorithms has: at least one for each seed."""
+        return max(self.seeds, JOBS)
 
-@dataclass(frozen=True)
-class Race:
-    """All that is measured, with the defaults filled in."""
-
-    cells: Sequence[Cell]
-    subjects: Sequence[Subject]
-    density: float
-    timeout: float
-
-    @classmethod
-    def of(
-        cls,
-        rates: Sequence[str],
-        layouts: Sequence[str],
-        models: Sequence[str],
-        reducers: Sequence[str],
-        *,
-        seeds: int | None,
-        density: float,
-        timeout: float,
-    ) -> "Race":
-        """Return it; empty sequences stand for the defaults, and a wrong name is an ``InvalidArgument``.
-
-        Accuracies are raced to in the first cell of each model only: they take hours.
-        """
-        check_density(density)
-        raced = [look_up(RACED, "model", name) for name in models or MODELS]
-        for name in reducers:
-            look_up({**REDUCERS, AUTO: None}, "reducer", name)
-        places = [Layout.of(text) for text in layouts or LAYOUTS]
-        seeds = SEEDS if seeds is None else seeds
-        cells = []
-        for number, (rate, layout) in enumerate(product(rates or RATES, places)):
-            for model in raced:
-                cells.append(Cell(rate, layout, model, seeds if model.target and number == 0 else 0))
-        return cls(cells, list(subjects(reducers or [*REDUCERS, AUTO])), density, timeout)
-
-    def jobs(self, cell: Cell) -> int:
-        """Return how many jobs each of MPI's algorithms has in a cell: at least one for each seed."""
-        return max(cell.seeds, JOBS)
-
-    def config(self, cell: Cell, seed: int = 1) -> dict[str, Any]:
-        """Return the configuration of a cell's runs, with a phase that others take the place of."""
+    def config(self, seed: int = 1) -> dict[str, Any]:
+        """Return the configuration of the runs, with a phase that others take the place of."""
         return {
             "name": "race",
-            **cell.model.data,
-            "phases": [{**cell.model.sizes, "steps": 1}],
-            "model": cell.model.name,
-            "optimizer": {"name": "sgd", "momentum": cell.model.momentum},
-            "learning_rate": _line(*cell.model.rate),
+            **self.model.data,
+            "phases": [{**self.model.sizes, "steps": 1}],
+            "model": self.model.name,
+            "optimizer": {"name": "sgd", "momentum": self.model.momentum},
+            "learning_rate": _line(*self.model.rate),
             "seed": seed,
         }
 
-    def stepping(self, cell: Cell, subject: Subject) -> dict[str, Any]:
+    def stepping(self, subject: Subject) -> dict[str, Any]:
         """Return the phase whose steps are timed."""
-        return self._phase(cell, subject.reducer) | {"steps": 1_000_000}
+        return self._phase(subject.reducer) | {"steps": 1_000_000}
 
-    def running(self, cell: Cell, subject: Subject) -> dict[str, Any]:
+    def running(self, subject: Subject) -> dict[str, Any]:
         """Return the phases of a run, which does not end at the accuracy."""
-        model = cell.model
+        model = self.model
         if subject.phases == 1:
-            return {"phases": [self._phase(cell, subject.reducer) | {"epochs": model.epochs}]}
-        assert model.switch is not None
+            return {"phases": [self._phase(subject.reducer) | {"epochs": model.epochs}]}
         (sparse, dense), (start, end) = model.switch, model.rate
         between = (dense * start + sparse * end) / (sparse + dense)
         first = {"epochs": sparse, "learning_rate": _line(start, between)}
         last = {"epochs": dense, "learning_rate": _line(between, end)}
-        return {"phases": [self._phase(cell, subject.reducer) | first, self._phase(cell, DENSE) | last]}
+        return {"phases": [self._phase(subject.reducer) | first, self._phase(DENSE) | last]}
 
-    def _phase(self, cell: Cell, reducer: str) -> dict[str, Any]:
-        density = {"density": self.density} if may_be_sparse(reducer) else {}
-        return {**cell.model.sizes, "reducer": {"name": reducer, **density}}
+    def _phase(self, reducer: str) -> dict[str, Any]:
+        density = {"density": DENSITY} if may_be_sparse(reducer) else {}
+        return {**self.model.sizes, "reducer": {"name": reducer, **density}}
 
-    def raced(self, cell: Cell) -> list[Subject]:
-        """Return the subjects that are raced to an accuracy there."""
-        if not cell.seeds:
-            return []
-        return [each for each in self.subjects if each.accuracy and (each.phases == 1 or cell.model.switch)]
+    def races(self, subject: Subject) -> bool:
+        """Return whether a subject is raced to an accuracy here."""
+        return bool(self.seeds and subject.accuracy and (subject.phases == 1 or self.model.switch))
+
+
+def cells(
+    rates: Sequence[str], layouts: Sequence[str], models: Sequence[str], seeds: int | None
+) -> list[Cell]:
+    """Return the cells; empty sequences stand for the defaults, a wrong name is an ``InvalidArgument``.
+
+    Accuracies are raced to in the first cell of each model only: they take hours.
+    """
+    raced = [look_up(RACED, "model", name) for name in models or MODELS]
+    places = product(rates or RATES, [Layout.of(text) for text in layouts or LAYOUTS])
+    seeds = SEEDS if seeds is None else seeds
+    return [
+        Cell(rate, layout, model, seeds if model.target and number == 0 else 0)
+        for number, (rate, layout) in enumerate(places)
+        for model in raced
+    ]
 
 
 def _line(start: float, end: float) -> dict[str, Any]:
@@ -191,12 +165,15 @@ def _line(start: float, end: float) -> dict[str, Any]:
 
 
 def subjects(reducers: Sequence[str]) -> Iterator[Subject]:
-    """Yield who takes part: Horovod in both ways and ``dense`` always, and these reducers.
+    """Yield who takes part: Horovod in both ways and ``dense`` always, and these reducers, by default all.
 
     Those that send all gradients train alike, but for rounding. Of them only the fastest, Horovod over MPI's
     ring, is raced to an accuracy. Without overlap the run is the same to the bit. Steps are timed of all.
     """
-    names = [DENSE, *(name for name in dict.fromkeys(reducers) if name != DENSE)]
+    known = {**REDUCERS, AUTO: None}
+    for name in reducers:
+        look_up(known, "reducer", name)
+    names = list(dict.fromkeys([DENSE, *(reducers or known)]))
     yield Subject(HOROVOD, DENSE, horovod=True, accuracy=False)
     yield Subject(HOROVOD_RING, DENSE, horovod=True, algorithm=RING)
     for name in names:

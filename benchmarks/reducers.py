@@ -10,7 +10,7 @@ On a cluster a job for each of MPI's algorithms is timed first, and the best of 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, product
 from types import MappingProxyType
 from typing import Annotated
 
@@ -54,6 +54,8 @@ from training.process.job import as_rank, usage_error
 
 # Five reducers of 25.6 M entries, on eight ranks of one machine, fit in 24 GiB.
 LARGEST_GROUP_ENTRIES = 5 * 25_600_000
+LAYOUT = Layout(4, 2)  # of a cluster
+TIMEOUT_SECONDS = 3600.0  # of a job on it
 RATES = ("1gbit", "10gbit")
 SIZES = (1_000_000, 14_728_266, 25_557_032)  # and VGG-16, ResNet-50
 DENSITIES = (0.01, 0.001)
@@ -104,10 +106,7 @@ def groups_of(plan: Plan) -> Iterator[Sequence[Candidate]]:
 
 
 def with_peers(record: Record, peers: Sequence[Record]) -> Record:
-    """Return a reducer's record against these peers as well; the fastest of all becomes its peer.
-
-    Records of anything else are returned as they are.
-    """
+    """Return a reducer's record against these peers as well, with the fastest of all as its peer."""
     if "baselines" not in record.more:
         return record
     baselines = record.more["baselines"] | {each.subject: asdict(each.seconds) for each in peers}
@@ -173,48 +172,32 @@ def memory(plan: Plan) -> Iterator[tuple[Candidate, float]]:
 class Sweep:
     """Cases, and clusters to measure them on. ``algorithms``: of MPI's all-reduce; the best is used."""
 
-    layout: Layout
     rates: Sequence[str]
     sizes: Sequence[int]
     densities: Sequence[float]
     steps: int
     reducers: Sequence[str]
-    wires: Sequence[str]
     algorithms: Sequence[str]
     horovod: bool
-    timeout: float
 
     def __post_init__(self) -> None:
         for algorithm in self.algorithms:
             look_up(ALGORITHMS, "algorithm", algorithm)
-        if self.layout.ranks < 2:
-            raise InvalidArgument("--nodes, --ranks-per-node: expected two ranks or more, got 1")
-        for size in self.sizes:
-            for density in self.densities:
-                Plan(size=size, density=density, reducers=self.reducers, wires=self.wires)
+        for size, density in product(self.sizes, self.densities):
+            Plan(size=size, density=density, reducers=self.reducers)
 
     def measuring(self, density: float) -> list[str]:
-        """Return the arguments that choose the candidates of a density; none if there are none.
-
-        Dense candidates are measured with the first density.
-        """
-        candidates = list(Plan(reducers=self.reducers, wires=self.wires).candidates())
-        if density != self.densities[0]:
-            candidates = [each for each in candidates if each.sparse]
-        if not candidates:
-            return []
-        names = dict.fromkeys(each.name for each in candidates)
-        wires = self.wires if any(each.wire for each in candidates) else ()
-        repeated = [("--reducer", name) for name in names] + [("--wire", wire) for wire in wires]
-        return ["--density", str(density), *(each for option in repeated for each in option)]
+        """Return the arguments that choose the candidates of a density: dense ones with the first only."""
+        is_first = density == self.densities[0]
+        candidates = Plan(reducers=self.reducers).candidates()
+        chosen = [f"--reducer={each.name}" for each in candidates if is_first or each.sparse]
+        return [f"--density={density}", *chosen] if chosen else []
 
     def records(self) -> Generator[Record, None, None]:
         """Yield the records; however this ends, the cluster is gone."""
         with cluster_until_end() as cluster:
-            for rate in self.rates[1:]:  # one that tc refuses is reported now, not after an hour
-                cluster.up(self.layout.nodes, rate)
             for rate in self.rates:
-                cluster.up(self.layout.nodes, rate)
+                cluster.up(LAYOUT.nodes, rate)
                 for size in self.sizes:
                     for reported in self._of_size(cluster, size):
                         yield replace(reported, case=reported.case | {"rate": rate})
@@ -259,7 +242,7 @@ class Sweep:
         kept = ", memory kept" if settings else ""
         what = f"{' '.join(given)} (all-reduce of MPI: {algorithm}{kept})"
         variables = {**environment(algorithm), **settings}
-        for reported in map(record_of, cluster.objects(self.layout, words, variables, self.timeout, what)):
+        for reported in map(record_of, cluster.objects(LAYOUT, words, variables, TIMEOUT_SECONDS, what)):
             yield replace(reported, case=reported.case | {"mpi_algorithm": algorithm})
 
 
@@ -271,43 +254,34 @@ def show_by_place(records: Sequence[Record]) -> None:
 
 def main(
     cluster: Annotated[bool, Option(help="on emulated clusters (needs root)")] = False,
-    nodes: Annotated[int, Option(help="of the cluster")] = 4,
-    ranks_per_node: Annotated[int | None, Option(help="[--cluster: 2; else by host name]")] = None,
     rate: Annotated[list[str] | None, Option(help="of its links; may be repeated [1gbit, 10gbit]")] = None,
     algorithm: Annotated[str | None, Option(help="MPI's all-reduce on it [the fastest, probed]")] = None,
-    timeout: Annotated[float, Option(help="seconds that a job on it may take")] = 3600.0,
     size: Annotated[list[int] | None, Option(help="entries; --cluster: may be repeated")] = None,
     density: Annotated[list[float] | None, Option(help="to select; --cluster: may be repeated")] = None,
     reducer: Annotated[list[str] | None, Option(help="may be repeated [all]")] = None,
-    wire: Annotated[list[str] | None, Option(help="codec of sparse reducers; may be repeated")] = None,
     steps: Annotated[int, Option(min=1, help="to time, after two to warm up")] = STEPS,
     horovod: Annotated[bool, Option(help="start TensorFlow and Horovod")] = True,
     memory_of: Annotated[bool, Option("--memory", help="allocations only, on simulated ranks")] = False,
     as_json: Annotated[bool, Option("--json")] = False,
 ) -> None:
     """Measure reducers beside MPI's and Horovod's all-reduces; see the module's docstring."""
-    sizes, densities, names, wires = (each or () for each in (size, density, reducer, wire))
+    sizes, densities, names = (each or () for each in (size, density, reducer))
     try:
         if cluster:
             sweep = Sweep(
-                layout=Layout(nodes, ranks_per_node or 2),
                 rates=rate or RATES,
                 sizes=sizes or SIZES,
                 densities=densities or DENSITIES,
                 steps=steps,
                 reducers=names,
-                wires=wires,
                 algorithms=[algorithm] if algorithm else list(ALGORITHMS),
                 horovod=horovod,
-                timeout=timeout,
             )
         elif max(len(sizes), len(densities)) > 1:
             raise InvalidArgument("--size, --density: expected one of each without --cluster")
         else:
-            plan = Plan(
-                ranks_per_node=ranks_per_node, size=next(iter(sizes), None), steps=steps, reducers=names,
-                density=next(iter(densities), DENSITIES[0]), wires=wires,
-            )  # fmt: skip
+            one_size, one_density = next(iter(sizes), None), next(iter(densities), DENSITIES[0])
+            plan = Plan(size=one_size, density=one_density, steps=steps, reducers=names)
     except ValueError as error:
         usage_error(str(error))
     if cluster:

@@ -58,10 +58,7 @@ class Ranks:
         self.totals = [RankTotals() for _ in range(self.count)]
 
     def all_do(self, do: Do | None) -> list[Any]:
-        """Let each rank do something, and return their results; rank 0 calls it, the others wait for it.
-
-        With ``None`` the other ranks end.
-        """
+        """Return what each rank does; rank 0 calls it, the others wait for it, and end with ``None``."""
         self.do = do
         self.take_part(self.topologies[0].world)
         return list(self.results)
@@ -259,12 +256,6 @@ class Replicas:
 
 def build_ranks(ranks: Ranks, config: Config, topology: Topology, data: Data) -> Parts:
     """Return the parts of a run on one rank, whose step trains all of ``ranks``."""
-    given: dict[str, Any] = {"sparse_tables": config.sparse_tables, "checkpoints": config.checkpoints}
-    for number, phase in enumerate(config.phases):
-        given[f"phases[{number}].round_seconds"] = phase.round_seconds
-    for key, value in given.items():
-        if value:
-            raise ConfigurationError(f"{key}: expected none on simulated ranks, got {value}")
     have = [phase.local_steps is not None for phase in config.phases]
     if have != sorted(have):
         expected = "expected in all phases after one that has them on simulated ranks"
@@ -289,10 +280,7 @@ def build_ranks(ranks: Ranks, config: Config, topology: Topology, data: Data) ->
 
 
 def train(config: Config, layout: Sequence[int]) -> Trained:
-    """Train with a reducer for each of the ranks of ``layout``, those of each node.
-
-    ``config``: its batches are those of all ranks together.
-    """
+    """Train with a reducer for each of the ranks of ``layout``; batches are those of all together."""
     ranks = Ranks(layout)
     config = _in_parts(config, ranks.count)
 
@@ -307,7 +295,6 @@ def train(config: Config, layout: Sequence[int]) -> Trained:
         return summary
 
     summary = simulated.run(body, ranks.count, list(layout))[0]
-    assert summary is not None  # of rank 0
     return Trained(summary, ranks.gradients[0].size, ranks.totals)
 
 

@@ -43,6 +43,13 @@ def powersgd(ddp: DistributedDataParallel) -> None:
     ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
+def nothing(state: None, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Exchange nothing: a hook with which a step takes the least that it can."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
 def subjects(topology: commlib.Topology) -> dict[str, Callable[[Any], DistributedGradients | None]]:
     ours = {
         "dense, no overlap": {"name": "dense"},
@@ -50,6 +57,7 @@ def subjects(topology: commlib.Topology) -> dict[str, Callable[[Any], Distribute
         "hitopk": {"name": "hitopk", "density": 0.01},
         "hitopk, gap+fp16": {"name": "hitopk", "density": 0.01, "wire": "gap+fp16"},
         "oktopk": {"name": "oktopk", "density": 0.01},
+        "arctopk": {"name": "arctopk", "density": 0.01},
     }
     return {
         "ddp over gloo": lambda ddp: None,
@@ -61,6 +69,7 @@ def subjects(topology: commlib.Topology) -> dict[str, Callable[[Any], Distribute
             )
             for name, config in ours.items()
         },
+        "no exchange": lambda ddp: ddp.register_comm_hook(None, nothing),
     }
 
 
@@ -78,7 +87,6 @@ def network(name: str) -> nn.Sequential:
 
 
 def batches(rank: int, ranks: int, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield this rank's images and labels of every step."""
     images, labels = load_digits(return_X_y=True)
     rng = np.random.default_rng(2)
     while True:

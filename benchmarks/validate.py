@@ -130,10 +130,7 @@ def simulate() -> None:
 
 @dataclass(frozen=True)
 class Group:
-    """A case on a cluster, and the median seconds of a step of each candidate there.
-
-    ``profile``: without the trials of ``auto``, which are ``trials``; ``cores``: of the machine.
-    """
+    """A case on a cluster, and the median seconds of a step there; ``trials``: those of ``auto``."""
 
     cell: dict[str, Any]
     case: Case
@@ -235,7 +232,6 @@ def reducers() -> list[str]:
 
 
 def of_errors() -> str:
-    """Return the sentence about all predictions."""
     ratios = errors(groups())
     return (
         f"Of {len(ratios):,} predictions half are off by at most {off(ratios)}, "
@@ -315,7 +311,6 @@ def of_wires() -> str:
 
 
 def draw(path: Path) -> None:
-    """Draw predicted over measured seconds, a mark a step."""
     closed = [(each, each.expected) for each in groups()]
     with docs_picture(path, 9.5, 4.6) as figure:
         titles = ("closed form", "simulated")
@@ -335,7 +330,7 @@ def draw(path: Path) -> None:
             axes.fill_between(ends, low, high, color="#eeeeee", zorder=0)
             axes.set(xscale="log", yscale="log", xlabel="ms measured", title=title)
         panels[0].set_ylabel("ms predicted; grey: within 25 %")
-        panels[0].legend(frameon=False, fontsize=6.5)
+        panels[0].legend(fontsize=6.5)
 
 
 def blocks() -> dict[str, str]:

@@ -179,8 +179,7 @@ class Cell(NamedTuple):
 
 def head() -> dict[str, Any]:
     """Return the first line of the map: command, machine and speeds."""
-    found: dict[str, Any] = json.loads(MAP.read_text().split("\n", 1)[0])
-    return found
+    return json.loads(MAP.read_text().split("\n", 1)[0])
 
 
 def cells() -> tuple[list[Cell], list[Cell]]:
@@ -278,7 +277,7 @@ def draw_map(given: Sequence[Cell], path: Path) -> None:
         figure.supxlabel("latency between nodes\n\n\n\n", fontsize=8)  # room for the legend
         figure.supylabel("Gbit/s between nodes", fontsize=8)
         patches = [Patch(color=color, label=name) for name, color in colors.items()]
-        figure.legend(handles=patches, loc="lower center", ncols=5, fontsize=7, frameon=False)
+        figure.legend(handles=patches, loc="lower center", ncols=5, fontsize=7)
 
 
 def blocks() -> dict[str, str]:

@@ -39,10 +39,9 @@ def read(address: str) -> bytes:
     """Return the content of an address."""
     try:
         with urllib.request.urlopen(address, timeout=60) as answer:
-            content: bytes = answer.read()
+            return answer.read()
     except OSError as error:
         sys.exit(f"{address} cannot be read: {error}")
-    return content
 
 
 if __name__ == "__main__":

@@ -38,7 +38,6 @@ def groups(results: Results) -> Iterator[list[Record]]:
 
 
 def by_speed(records: Sequence[Record], *, dense: bool) -> list[Record]:
-    """Return the records of the dense candidates, or of the others, the fastest first."""
     own = [each for each in records if (each.subject in DENSE) == dense]
     return sorted(own, key=lambda each: each.seconds.median)
 
@@ -93,6 +92,5 @@ def draw(results: Results, path: Path) -> None:
                 )
             axes.set_title(f"{records[0].case['shape']}, {records[0].case['loss']}", fontsize=9)
             axes.set_xlabel("seconds")
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.legend(frameon=False, fontsize=7, loc="upper right")
+            axes.legend(fontsize=7, loc="upper right")
         figure.axes[0].set_ylabel("objective")

@@ -11,19 +11,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 # That of reports: all other pictures have it, too.
-from training.report.style import (  # noqa: F401
-    LOOP_STAGES,
-    PALETTE,
-    STAGES,
-    STYLE,
-    WAITING,
-    WHOLE,
-    open_up,
-)
+from training.report.style import LOOP_STAGES, PALETTE, STAGES, STYLE, WAITING, WHOLE, open_up  # noqa: F401
 
 # The most of a picture's width: the viewer's font may be wider.
 LEGEND_SHARE = 0.95
 
+OPEN = {"axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
 DOCS_STYLE = {"svg.fonttype": "none", "svg.hashsalt": "commlib", "font.size": 9}
 
 
@@ -41,7 +34,7 @@ def picture(
 
     ``fingerprint``: of the records, which the file has among its metadata.
     """
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context({**OPEN, **style}):
         figure = Figure(figsize=(width, height), facecolor="white", layout=layout)
         yield figure
         figure.savefig(path, metadata={"Date": None, "Creator": None, "Description": fingerprint})
@@ -49,11 +42,9 @@ def picture(
 
 @contextmanager
 def docs_picture(path: Path, width: float, height: float) -> Iterator[Figure]:
-    """Yield a figure for a page of docs/, whose axes have no lines above and to the right."""
+    """Yield a figure for a page of docs/."""
     with picture(path, width, height, style=DOCS_STYLE, layout=None) as figure:
         yield figure
-        for axes in figure.axes:
-            axes.spines[["right", "top"]].set_visible(False)
         figure.tight_layout()
 
 
@@ -68,7 +59,7 @@ def legend(figure: Figure, colors: Mapping[str, str]) -> None:
     patches = [Patch(color=color, label=name) for name, color in colors.items()]
     for rows in range(1, len(patches) + 1):
         columns = -(-len(patches) // rows)
-        below = figure.legend(handles=patches, loc="outside lower center", ncols=columns, frameon=False)
+        below = figure.legend(handles=patches, loc="outside lower center", ncols=columns)
         if below.get_window_extent().width <= LEGEND_SHARE * figure.bbox.width:
             return
         below.remove()
@@ -78,5 +69,4 @@ def legend(figure: Figure, colors: Mapping[str, str]) -> None:
 
 
 def note(axes: Axes, place: float, height: float, text: str) -> None:
-    """Write above a bar."""
     axes.annotate(text, (place, height), (0, 2), textcoords="offset points", ha="center", fontsize=6)

@@ -96,7 +96,6 @@ def run(cluster: Cluster, command: Sequence[str], timeout: float | None) -> int:
 
 
 def status(cluster: Cluster) -> int:
-    """Print nodes, addresses, rate, and what the cards have sent."""
     nodes = cluster.nodes()
     if not any(node.pid for node in nodes):
         print_note("is down")

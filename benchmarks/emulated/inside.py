@@ -59,10 +59,7 @@ def tap(name: str) -> int:
 
 
 def forward(cards: list[int], delay: float, bytes_per_second: float) -> None:
-    """Pass frames on to the card that they are addressed to, each ``delay`` seconds later.
-
-    A card takes in one frame after the other, at the rate of its link.
-    """
+    """Pass frames on to their cards, ``delay`` seconds later and at the rate of the card's link."""
     waiting: list[tuple[float, int, int, bytes]] = []  # when, in which order, to which card, what
     order, card_of = count(), dict[bytes, int]()
     free = dict.fromkeys(cards, 0.0)

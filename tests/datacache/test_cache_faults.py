@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.pictures import generate
-from benchmarks.throttled import counts, serve
+from benchmarks.throttled import requests, serve
 from datacache import CacheDirs, CentreCrop, DataCache, ImageFolder, Order, Preprocessing, manifest_of
 from tests.datacache.processes import FORK
 from tests.extent import ALL
@@ -56,7 +56,7 @@ def train(url, folder, rank, asked):
     cache = cache_of(url, folder)
     for number in range(3):
         for _ in cache.batches(ORDER, CROP, rank, RANKS, number):
-            if counts(url).requests >= asked:
+            if requests(url) >= asked:
                 signal.pause()
     os._exit(0)
 
@@ -66,13 +66,13 @@ def test_ranks_killed_while_they_fill_the_levels_lose_nothing_that_was_kept(pict
     kept_before = interrupted = 0
     with serve(pictures, latency_seconds=0.01) as url:
         for _ in range(KILLS):
-            asked = counts(url).requests + int(generator.integers(1, SAMPLES - kept_before + 2))
+            asked = requests(url) + int(generator.integers(1, SAMPLES - kept_before + 2))
             processes = [
                 FORK.Process(target=train, args=(url, tmp_path, rank, asked)) for rank in range(RANKS)
             ]
             for process in processes:
                 process.start()
-            while counts(url).requests < asked and any(process.is_alive() for process in processes):
+            while requests(url) < asked and any(process.is_alive() for process in processes):
                 time.sleep(0.01)
             for process in processes:
                 process.kill()
@@ -86,10 +86,10 @@ def test_ranks_killed_while_they_fill_the_levels_lose_nothing_that_was_kept(pict
             cache.close()
             kept_before = kept
         cache = cache_of(url, tmp_path)
-        before = counts(url).requests
+        before = requests(url)
         missing_on_disk = len(cache._levels.disk.store.missing_ids())
         assert_equal(epoch(cache), right)
-        assert counts(url).requests - before == cache.counts.storage == missing_on_disk
+        assert requests(url) - before == cache.counts.storage == missing_on_disk
         assert cache.counts.damaged_in_memory == cache.counts.damaged_on_disk == 0
         cache.close()
         assert_equal(epoch(cache_of(url, tmp_path)), right)
@@ -105,10 +105,10 @@ def test_jobs_of_one_node_share_what_is_the_same_and_keep_apart_what_is_not(pict
         assert_equal([step[2] for step in batches], right)
         small = DataCache(ImageFolder(str(pictures)), preprocessing=Preprocessing("image", 40))
         assert_equal([step[1] for step in batches], epoch(small))
-        before = counts(url).requests
+        before = requests(url)
         later = cache_of(url, tmp_path, side=40)
         epoch(later)
-        assert counts(url).requests == before
+        assert requests(url) == before
         for job in [*jobs, later]:
             job.close()
     assert len(list((tmp_path / "disk").glob("gen-*"))) == 1
