@@ -24,7 +24,7 @@ print("Python", sys.version.split()[0], *(f"{name} {v(name)}" for name in ("tens
     exit
 fi
 ./scripts/install.sh dev
-pytest=(.venv/bin/python -m pytest)
+pytest=(env OMP_NUM_THREADS=1 .venv/bin/python -m pytest) # a test runs on each core
 case "$*" in
 "" | ci) ;;
 all) pytest=(env CLOUDTRAIN_TESTS=all "${pytest[@]}") ;; # see tests/extent.py

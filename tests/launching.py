@@ -19,6 +19,7 @@ ENVIRONMENT = {
     "PATH": f"{BESIDE_PYTHON}{os.pathsep}{os.environ['PATH']}",
     "OMPI_ALLOW_RUN_AS_ROOT": "1",  # CI and containers run as root; without effect for others
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMP_NUM_THREADS": "1",  # of NumPy's products: ranks of a program of ours share the cores
     "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks that wait leave the core to those that they wait for
 }
 COMPILING = "cloudtrain: compiling CPU kernels (about 30 s; cached for later runs)\n"

@@ -12,6 +12,7 @@ import yaml
 
 from commlib import transport
 from tests.launching import BESIDE_PYTHON, DIGITS, ENVIRONMENT, ROOT, run, tail
+from tests.training.small import LINEAR
 from training.config.config import load
 from training.process import job
 from training.process.job import LocalRank
@@ -69,8 +70,8 @@ def test_a_batch_script_trains_on_the_ranks_of_srun_and_ends_with_a_checkpoint_o
     script(tmp_path / "bin", "scontrol", 'echo "scontrol $*"')
     stops = "tests.faults.injected:Terminated"
     words = (
-        *(DIGITS, "phases.0.epochs=2", "phases.1.epochs=1", "checkpoints={every_steps: 10}", "cache={}"),
-        *("log_every=1", f"callbacks=[{{name: '{stops}', rank: 1, step: 15}}]"),
+        *(DIGITS, LINEAR, "phases.0.epochs=1", "phases.1.epochs=1", "checkpoints={every_steps: 10}"),
+        *("cache={}", "log_every=1", f"callbacks=[{{name: '{stops}', rank: 1, step: 15}}]"),
     )
     environment = {
         **ENVIRONMENT,

@@ -515,7 +515,6 @@ from commlib.transport import mpi
 from tests.test_keras import differs_by_seed, ends_early, synchronizes
 differs_by_seed(mpi.world())
 ends_early(mpi.world(), is_unknown=True)
-ends_early(mpi.world(), is_unknown=False)
 synchronizes(mpi.world())
 """
     result = python_on_ranks(2, program)

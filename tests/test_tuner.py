@@ -34,8 +34,9 @@ JOB = Job(("node0", "node1"), ("2 cores of one", "2 cores of another"), (2, 2))
 
 
 @pytest.fixture(autouse=True)
-def small_kernels(monkeypatch):
-    monkeypatch.setattr(probe, "KERNEL_SIZE", 1 << 18)
+def small_kernels_and_few_runs(monkeypatch):
+    monkeypatch.setattr(probe, "KERNEL_SIZE", 1 << 16)
+    monkeypatch.setattr(probe, "RUNS", 3)  # of which each takes as long on a virtual clock
 
 
 def profile(gbit, speeds=SPEEDS, microseconds=50):

@@ -13,6 +13,7 @@ NETWORK = Network(Link(1e-6, 1e-10), Link(1e-5, 8e-10))
 
 def test_links_are_those_between_gpus_and_the_profile_is_none_of_processors(monkeypatch):
     monkeypatch.setattr(probe, "KERNEL_SIZE", 1 << 11)
+    monkeypatch.setattr(probe, "RUNS", 3)
     ranks = GPURanks(4)
     profiles = ranks.run(lambda comm: probe.measure(Topology(comm, ranks_per_node=2)), network=NETWORK)
     assert len({repr(profile) for profile in profiles}) == 1

@@ -322,20 +322,18 @@ SPLIT_3_RESIDUALS = [{7: 1}, {11: 2}, {0: -1}]
 SPLIT_3_SENT = [8 * 2, 8 * 3, 8 * 2]
 
 
-def test_ssar_split_on_three_ranks_gathers_the_sums_as_entries():
-    (step,) = run("ssar_split", 30, 3, [SPLIT_3])
+@pytest.mark.parametrize(
+    ("name", "gathered"),
+    [
+        ("ssar_split", 2 * 8 * 2),  # two sums each go to two others as entries; the 0 at 25 is one too
+        ("dsar_split", 2 * 4 * 10),  # ten values each go to two others
+    ],
+)
+def test_split_reducers_on_three_ranks_gather_the_sums_as_entries_or_as_dense_ranges(name, gathered):
+    (step,) = run(name, 30, 3, [SPLIT_3])
     assert step.mean == SPLIT_3_MEAN
     assert step.residuals == SPLIT_3_RESIDUALS
-    # Two sums each go to two others; the 0 at 25 is an entry too.
-    assert step.sent_between_nodes == [split + 2 * 8 * 2 for split in SPLIT_3_SENT]
-
-
-def test_dsar_split_on_three_ranks_gathers_the_sums_as_dense_ranges():
-    (step,) = run("dsar_split", 30, 3, [SPLIT_3])
-    assert step.mean == SPLIT_3_MEAN
-    assert step.residuals == SPLIT_3_RESIDUALS
-    # Ten values each go to two others.
-    assert step.sent_between_nodes == [split + 2 * 4 * 10 for split in SPLIT_3_SENT]
+    assert step.sent_between_nodes == [split + gathered for split in SPLIT_3_SENT]
 
 
 def test_ssar_split_on_ranges_that_are_not_equally_long():

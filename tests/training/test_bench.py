@@ -5,8 +5,8 @@ import sys
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from benchmarks.pictures import generate
 from commlib import REDUCERS, SELECTORS, LinkBytes, SparseVector, bytes_sent, predict
 from commlib.reducers import Outcome, SelectingReducer
 from commlib.selection import Selector
@@ -220,8 +220,11 @@ def test_every_codec_is_measured_with_every_sparse_reducer():
 
 
 def test_the_levels_of_a_cache_are_measured_beside_its_storage(tmp_path):
-    generate(tmp_path / "pictures", 300)
-    levels, first = lines("cache", str(tmp_path / "pictures"), "--quick")
+    folder, pixels = tmp_path / "pictures" / "class", np.zeros((140, 160, 3), np.uint8)
+    folder.mkdir(parents=True)
+    for number in range(300):
+        Image.fromarray(pixels + np.uint8(number % 256)).save(folder / f"{number:03}.jpg")
+    levels, first = lines("cache", str(folder.parent), "--quick")
     assert (levels["subject"], levels["peer"]) == ("levels", "storage")
     assert (first["subject"], first["peer"]) == ("first epoch", "first epoch without a cache")
     assert levels["case"]["samples"] == 300
@@ -231,8 +234,8 @@ def test_the_levels_of_a_cache_are_measured_beside_its_storage(tmp_path):
 @pytest.mark.slow
 @pytest.mark.launch
 def test_steps_of_a_configuration_are_timed_with_each_reducer():
-    words = ("digits", "ranks_per_node=1", "--reducer", "dense", "--reducer", "hitopk", "--quick", "--json")
-    result = mpirun(2, "cloudtrain", "bench", "train", *words)
+    words = ("digits", "model=vgg_tiny", "ranks_per_node=1", "--reducer", "dense", "--reducer", "hitopk")
+    result = mpirun(2, "cloudtrain", "bench", "train", *words, "--quick", "--json")
     assert result.returncode == 0, tail(result)
     dense, hitopk = (json.loads(line) for line in result.stdout.splitlines())
     assert (dense["subject"], dense["peer"]) == ("dense", None)

@@ -128,7 +128,7 @@ def load_small(callbacks):
     return f"""
 name: small
 dataset: digits
-model: mlp
+model: vgg_tiny
 phases: [{phase(steps=4)}]
 callbacks: {callbacks}
 """

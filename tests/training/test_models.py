@@ -1,6 +1,7 @@
 """Models: their sizes, what the papers ask of their layers, and images of any size and dtype."""
 
 import sys
+from functools import cache
 from math import ceil, floor
 
 import keras
@@ -23,6 +24,12 @@ def seeded():
 
 def images(*shape, seed=0):
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+@cache
+def built(name):
+    """Return a model that several tests look at: it takes seconds to build."""
+    return MODELS[name](3, 10)
 
 
 def layers_of(model, kind):
@@ -96,12 +103,12 @@ def test_a_small_model_takes_any_size_at_once_and_traced_with_unknown_sizes(name
 
 @pytest.mark.parametrize("name", ["resnet20", "resnet50", "vgg16_cifar"])
 def test_normalisation_averages_over_ten_steps(name):
-    found = layers_of(MODELS[name](3, 10), keras.layers.BatchNormalization)
+    found = layers_of(built(name), keras.layers.BatchNormalization)
     assert {(layer.momentum, layer.epsilon) for layer in found} == {(0.9, 1e-5)}
 
 
 def test_resnet50_halves_its_maps_in_3x3_convolutions():
-    convolutions = layers_of(MODELS["resnet50"](3, 10), keras.layers.Conv2D)
+    convolutions = layers_of(built("resnet50"), keras.layers.Conv2D)
     counts = {}
     for layer in convolutions:
         key = (layer.kernel_size, layer.strides)
@@ -117,7 +124,7 @@ def test_resnet50_halves_its_maps_in_3x3_convolutions():
 
 
 def test_every_block_of_resnet50_starts_as_its_shortcut():
-    model = MODELS["resnet50"](3, 10)
+    model = built("resnet50")
     ends = [_last_normalisation(add) for add in layers_of(model, keras.layers.Add)]
     assert len(ends) == 3 + 4 + 6 + 3
     for layer in layers_of(model, keras.layers.BatchNormalization):
@@ -141,7 +148,7 @@ def test_shortcuts_without_weights_keep_every_other_pixel_and_add_empty_channels
 @pytest.mark.parametrize("name", ["resnet20", "resnet50"])
 @pytest.mark.parametrize("side", [9, *more(8)])
 def test_strided_convolutions_are_centred_on_the_shortcuts_pixels(name, side):
-    model = MODELS[name](3, 10)
+    model = built(name)
     strided = [
         layer
         for layer in layers_of(model, keras.layers.Conv2D)

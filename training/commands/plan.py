@@ -43,7 +43,8 @@ def plan(
         expected = "expected numbers that steps can be computed with"
         usage_error(one_line(f"{cluster or path}: {expected} ({error})"))
     for line in loaded.warnings:
-        log_error(f"warning: {line}")
+        if cluster is not None or not line.startswith("profile="):  # which has the links and the computing
+            log_error(f"warning: {line}")
     notes = [*([counted] if counted else []), *made.missing]
     if found and site.network is None:
         notes.append("simulated over the default links, of commlib.Network(), as none are known")
