@@ -21,17 +21,34 @@ class Exact(BlockSelector):
 
     The definition of HiTopKComm, equation 2, by the threshold search of its section 3.1 without the
     approximation. Where ``k`` is a large part of ``d``, or the large entries are in few blocks, the threshold
-    comes from all entries: one more pass.
+    comes from all entries: one more pass. Neither is needed where a little less than the smallest magnitude
+    of the latest selection, which is tried first, is reached by ``k`` entries and not by many more.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._guess: np.uint32 | None = None
+
     def select_by_blocks(self, vector: Float32, maxima: Bits, k: int) -> SparseVector:
-        return select_exactly(vector, maxima, k, self.allocate)
+        selected = select_exactly(vector, maxima, k, self.allocate, self._guess)
+        self._guess = np.float32(GUESSED * np.abs(selected.values).min()).view(np.uint32)
+        return selected
 
 
-def select_exactly(vector: Float32, maxima: Bits, k: int, allocate: Allocate) -> SparseVector:
-    """Return the ``k`` entries of largest magnitude, see :meth:`BlockSelector.select_by_blocks`."""
+def select_exactly(
+    vector: Float32, maxima: Bits, k: int, allocate: Allocate, guess: np.uint32 | None = None
+) -> SparseVector:
+    """Return the ``k`` entries of largest magnitude, see :meth:`BlockSelector.select_by_blocks`.
+
+    ``guess``: the bits of a magnitude that a few more than ``k`` entries may reach; it changes no result.
+    """
     reach, candidates = partial(reaching, vector, maxima, enough=k, allocate=allocate), None
-    if 5 * k <= 4 * len(maxima):  # measured: nearer to all blocks, too many entries reach the threshold
+    if guess is not None:
+        candidates = reach(guess, at_most=2 * k + BLOCK)
+        if candidates is not None and candidates.nnz < k:
+            candidates = None
+    # Measured: nearer to all blocks, too many entries reach the threshold.
+    if candidates is None and 5 * k <= 4 * len(maxima):
         candidates = reach(kth_largest(maxima, k, spare=k // 16), at_most=4 * k + BLOCK)
     if candidates is None:
         lowest = kth_largest(vector.view(np.uint32), k, spare=k)
@@ -40,6 +57,7 @@ def select_exactly(vector: Float32, maxima: Bits, k: int, allocate: Allocate) ->
     return keep_largest(candidates, k)
 
 
+GUESSED = 0.95  # of the smallest magnitude of a selection: the threshold of the next one
 LEADING = 20  # the shift that leaves the sign-less leading bits: the exponent and three of the mantissa
 BINS = 1 << 11
 

@@ -381,7 +381,7 @@ def _speeds(world: Communicator) -> Speeds:
     size, (many, few) = KERNEL_SIZE, (entries(density, KERNEL_SIZE) for density in KERNEL_DENSITIES)
     gradients, arrays, kernels = Gradients(size), world.arrays, kernels_of(world.arrays)
     host, residual = gradients.of(world.rank, 0), arrays.asarray(gradients.of(world.rank, 1))
-    gradient, out, selector = arrays.asarray(host), zeros(size, arrays), kernels.make_selector("exact")
+    gradient, out = arrays.asarray(host), zeros(size, arrays)
     turned = (arrays.asarray(np.roll(host, turn)) for turn in range(ADDED_UP))
     selected = [kernels.make_selector("exact").select(vector, many) for vector in turned]
 
@@ -394,7 +394,9 @@ def _speeds(world: Communicator) -> Speeds:
         for each in targets:
             selected[0].subtract_from(each)
 
-    few_and_many = [partial(selector.select_sum, gradient, residual, k, out) for k in (few, many)]
+    few_and_many = [
+        partial(kernels.make_selector("exact").select_sum, gradient, residual, k, out) for k in (few, many)
+    ]
     selecting = in_turns(world, *few_and_many, times=calls_of_run(world, few_and_many[0]))
     keep = max(0.0, float(np.median(selecting[:, 1] - selecting[:, 0])) / (many - few))
     return Speeds(

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import pytest
@@ -103,6 +104,16 @@ def draw(family, seed, size):
 
 def test_every_selector_has_a_case():
     assert set(CASES) == set(SELECTORS)
+
+
+@pytest.mark.parametrize("name", sorted({*DEFINED} & {*WITHOUT_MEMORY}))
+def test_what_was_selected_before_changes_no_selection(name):
+    selector = make_selector(name)
+    for seed, (family, k) in enumerate(product(FAMILIES, (3, 40, 41))):
+        vector = draw(family, seed, 1025)
+        for factor in (1, 1, 0.96, 0.5, 3):
+            each = np.clip(np.float64(factor) * vector, -3e38, 3e38).astype(np.float32)
+            assert (selector.select(each, k).indices == CASES[name].indices(each, k)).all(), (family, k)
 
 
 # None, one, and sizes around the blocks of 64, the buckets of 512, and the histograms' 1,024 bins.
