@@ -204,9 +204,10 @@ def planned(found: dict[str, Results]) -> str:
     ratios = [record.more["planned_seconds"] / record.seconds.median for record in records]
     off = [abs(each - 1) for each in ratios]
     near = percent(fmean(each <= 0.2 for each in off))
-    verdict = (
-        f"Of {len(off)} steps {near} are planned within 20 %, half of them within {percent(median(off))}.\n"
-    )
+    links = [results.link for kind, results in found.items() if kind.startswith("race")]
+    sources = ", ".join(links).replace("](results/", "](../benchmarks/results/")
+    verdict = f"Of {len(off)} steps {near} are planned within 20 %, and half within {percent(median(off))}"
+    verdict += f" ({sources}).\n"
     rows = []
     for record, of_measured in zip(records, ratios, strict=True):
         case, of_step = record.case, (record.more["planned_seconds"], record.seconds.median)

@@ -72,7 +72,7 @@ def output(
             raise
         reading.join()
     if process.returncode == TIMED_OUT and timeout is not None:
-        raise Failed(f"expected an end within {timeout:g} s (--timeout), got none")
+        raise Failed(f"expected an end within {timeout:g} s, got none")
     if process.returncode != 0:
         raise Failed(f"status {process.returncode}: {error_line(errors)}")
 

@@ -8,9 +8,9 @@ Horovod as it comes and all of ours in one, Horovod over MPI's ring in the other
 
 import json
 import os
-import subprocess
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean, median, median_high
@@ -27,6 +27,8 @@ from benchmarks.jobs import (
     cluster_until_end,
     environment,
     module,
+    objects_in,
+    output,
     pass_on,
     ratio,
     world,
@@ -83,6 +85,7 @@ class CellRace:
     def _results(self) -> Iterator[Result]:
         """Run the jobs, of which each seed has one of each algorithm, and yield what they tell."""
         self._tune()
+        assert self._planned  # before anything is measured
         for number in range(self.cell.jobs):
             for algorithm in dict.fromkeys(subject.algorithm for subject in self.subjects):
                 yield from self._job(number, algorithm)
@@ -126,17 +129,19 @@ class CellRace:
         words = cloudtrain("tune", "--profile", str(self._profile), str(file))
         list(self._told_by(words, auto.algorithm, "cloudtrain tune"))
 
-    def _planned(self, subject: Subject) -> float | None:
-        """Return the seconds of a step by ``cloudtrain plan``, which knows nothing of Horovod."""
-        if subject.horovod:
-            return None
-        told = self._told(subject, profile=str(self._profile))["config"]
-        config = self.cell.config() | told | {"phases": [self.cell.stepping(subject)]}
-        file = self.cluster.folder / "plan.yaml"
-        file.write_text(json.dumps(config))
-        words = cloudtrain("plan", str(file), "--json")
-        planned = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-        return float(json.loads(planned)["phases"][0]["step"])
+    @cached_property
+    def _planned(self) -> dict[str, float | None]:
+        """The seconds of a step of each subject by ``cloudtrain plan``, which knows nothing of Horovod."""
+        found = {}
+        for subject in self.subjects:
+            if subject.steps and not subject.horovod:
+                told = self._told(subject, profile=str(self._profile))["config"]
+                config = self.cell.config() | told | {"phases": [self.cell.stepping(subject)]}
+                file = self.cluster.folder / "plan.yaml"
+                file.write_text(json.dumps(config))
+                (plan,) = objects_in(output(cloudtrain("plan", str(file), "--json"), os.environ))
+                found[subject.name] = plan["phases"][0]["step"]
+        return found
 
     def _told_by(self, words: Sequence[str], algorithm: str, what: str) -> Iterator[Result]:
         cell, layout = self.cell, self.cell.layout
@@ -172,7 +177,7 @@ class CellRace:
                 "reducer": last["reducer"],
                 "baselines": {peer.name: own.median for peer, own in peers.items()},
                 "of_best": fastest / seconds[subject].median,
-                "planned_seconds": self._planned(subject),
+                "planned_seconds": self._planned.get(subject.name),
             }
             yield self._line(subject, last, A_STEP, seconds[subject], peers, more)
 

@@ -34,7 +34,7 @@ def words_of(path):
 # One of each task, and images in several phases. CI also tries each other model, and local steps;
 # those that differ from one of these by numbers are left to a run of all.
 USUAL = "imagenet_resnet50_dawnbench", "brown_lstm", "brown_bert_small", "intents_lstm", "ende_transformer"
-OF_CI = "brown_gpt_small", "brown_muloco", "brown_streaming_diloco"
+OF_CI = "brown_gpt_small", "brown_muloco", "brown_streaming_diloco", "digits_lars"
 
 
 @pytest.mark.parametrize(

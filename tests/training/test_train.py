@@ -12,8 +12,6 @@ from tests.training.test_tune import save
 
 pytestmark = pytest.mark.launch
 
-LAUNCH = "cloudtrain launch -np 4 digits"
-(HOROVODRUN,) = re.findall(r"^horovodrun .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
 BRIEF = ("phases.0.epochs=1", "phases.1.epochs=1")
 PARAMETERS = 77_754  # of resnet8 with one channel and ten classes
 
@@ -42,16 +40,19 @@ def test_a_shipped_configuration_reaches_its_figure_on_one_rank(tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    ("command", "words", "epochs", "top1"),
+    ("program", "words", "epochs", "top1"),
     [
-        pytest.param(LAUNCH, (), (12, 8), 0.96, marks=pytest.mark.large, id="quickstart"),
-        pytest.param(HOROVODRUN, BRIEF, (1, 1), 0.5, id="brief, by horovodrun"),
+        pytest.param("cloudtrain launch", (), (12, 8), 0.96, marks=pytest.mark.large, id="quickstart"),
+        pytest.param("cloudtrain launch", BRIEF, (1, 1), 0.5, id="brief"),
+        pytest.param("horovodrun", BRIEF, (1, 1), 0.5, marks=pytest.mark.slow, id="brief, by horovodrun"),
     ],
 )
-def test_a_run_says_what_it_does_reaches_its_accuracy_and_sends_less(tmp_path, command, words, epochs, top1):
+def test_a_run_says_what_it_does_reaches_its_accuracy_and_sends_less(tmp_path, program, words, epochs, top1):
     nodes = [2, 2]
-    result = run(*shlex.split(command, comments=True), *words, cwd=tmp_path)
+    command = re.search(rf"^{program} .*-np 4 .*digits\b", (ROOT / "README.md").read_text(), re.MULTILINE)
+    result = run(*shlex.split(command[0]), *words, cwd=tmp_path)
     assert result.returncode == 0, tail(result)
+    assert program == "horovodrun" or errors(result) == ""  # which prints TensorFlow's own lines
     (folder,) = (tmp_path / "runs").iterdir()
     assert sorted(path.name for path in folder.iterdir()) == [
         *("config.yaml", "lock", "metrics.jsonl", "model.weights.h5"),

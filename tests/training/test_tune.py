@@ -290,11 +290,12 @@ def test_two_ranks_tune_and_train_with_what_their_profile_calls_for(tmp_path):
     first, second = Profile.load(path).throughput
     assert (first["phase"], first["unit"], first["input"]) == (1, "samples", "6 px")
     assert f"phase 1: {first['per_second']:,.4g} samples of 6 px a second on each rank" in result.stdout
+    assert errors(result) == ""
     result = run("cloudtrain", "plan", DIGITS, *small, f"profile={path}", "--json", cwd=tmp_path)
+    assert (result.returncode, errors(result)) == (0, ""), tail(result)
     planned = json.loads(result.stdout)["phases"]
     of_rank = [each["global_batch"] / 2 / each["computing"] for each in planned]
     assert of_rank == pytest.approx([first["per_second"], second["per_second"]])
-    assert errors(result) == ""
 
     words = (DIGITS, *BRIEF, "reducer=auto", *small, f"profile={path}")
     speeds = dataclasses.replace(SPEEDS, add=1e-8)  # which makes a reducer with a wire the fastest
