@@ -36,9 +36,9 @@ class Kernels:
     sum_rows: Callable[[Float32, Float32, int], Float32]
 
 
-# Of a codec: each holds buffers for the longest message of its size, and the regions of oktopk change their
-# sizes now and then. CuPy's pool gives the buffers of a plan that is dropped to the next one.
-MOST_PLANS = 16
+# Of a codec: each holds buffers for the longest message of its size, and oktopk has a region for each rank,
+# whose size changes now and then. CuPy's pool gives the buffers of a plan that is dropped to the next one.
+MOST_PLANS = 64
 
 
 class GPUSelector(Selector):

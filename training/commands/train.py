@@ -76,13 +76,16 @@ def run(comm: Communicator, loaded: Loaded, dry_path: str | None) -> None:
             print_line(line)
 
 
-def make_trainer(config: Config, topology: Topology, data: Data | None = None) -> Any:
-    """Return the trainer of a configuration, with TensorFlow imported; where that is impossible, all exit."""
+def make_trainer(config: Config, topology: Topology, data: Data | None = None, **parts: Any) -> Any:
+    """Return the trainer of a configuration, with TensorFlow imported; where that is impossible, all exit.
+
+    ``parts``: a ``build`` of other parts than those of a run.
+    """
     see_own_gpu(job.LocalRank.of(topology.world))  # before the import of TensorFlow, which lists them
     import_tensorflow()
     from training.run.trainer import Trainer
 
-    return job.all_or_exit(topology.world, lambda: Trainer(config, topology=topology, data=data))
+    return job.all_or_exit(topology.world, lambda: Trainer(config, topology=topology, data=data, **parts))
 
 
 def _run(trainer: Any, *, is_dry: bool) -> Summary:

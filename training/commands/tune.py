@@ -1,6 +1,7 @@
 """``cloudtrain tune``: measure links, kernels and reducers of a job, print what ``auto`` picks."""
 
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,16 +22,16 @@ from training.commands.train import make_trainer
 from training.config.config import Config, load
 from training.config.records import Phase, Transport
 from training.config.reducers import AUTO
-from training.plan.memory import weights_of
 from training.process.devices import see_own_gpu, with_gpus
 from training.process.job import LocalRank, all_or_exit, as_rank, on_rank0
 from training.run.autotune import profile_path
-from training.run.data import load_data
 from training.run.parts import import_parts
 
 SIZES = (1_000_000, 14_700_000, 25_600_000)  # examples without a configuration
 DENSITIES = (0.01, 0.001)
 TURNS, WARM_UP_STEPS, COUNTED_STEPS = 2, 2, 4  # of the steps without an exchange
+# Of a configuration and of its phases, whose steps are taken without an exchange.
+NO_RUN = {"callbacks": [], "metrics_port": None, "trace": None}
 NO_EXCHANGE = dict.fromkeys(("local_steps", "local", "round_seconds", "outer", "budget", "density_warmup"))
 
 
@@ -114,10 +115,12 @@ def tune(request: Request) -> None:
         topology = all_or_exit(comm, lambda: Topology(comm, ranks_per_node=asked.ranks_per_node))
         topology = all_or_exit(comm, lambda: _on_gpus(topology, asked))
         path = all_or_exit(comm, lambda: profile_path(asked.profile, topology))
-        cases = all_or_exit(comm, lambda: _cases(topology, config))
+        trainer = None if config is None else _without_exchange(config, topology)
+        cases = _cases(topology, config, trainer)
         profile = _measure(topology, cases)
-        if config is not None:
-            profile = replace(profile, throughput=tuple(_throughput(topology, config)))
+        if trainer is not None:
+            profile = replace(profile, throughput=tuple(_throughput(trainer)))
+            close(trainer)
         all_or_exit(comm, lambda: _save(profile, path) if comm.rank == 0 else None)
         if comm.rank == 0:
             _report(profile, path, topology, cases)
@@ -157,24 +160,31 @@ def _measure(topology: Topology, cases: Sequence[Case]) -> Profile:
     return profile
 
 
-def _throughput(topology: Topology, config: Config) -> list[dict[str, Any]]:
-    """Return how much each rank trains on in a second, all of them at the same time without an exchange.
+def _without_exchange(config: Config, topology: Topology) -> Any:
+    """Return a trainer of the configuration whose ranks exchange nothing; collective."""
 
-    As a cluster file has it, an entry for each phase: that of the slowest rank. Collective.
+    def alone(config: Config, topology: Topology, data: Any) -> Any:
+        from training.run.build import build
+
+        return build(config, Topology(topology.world.split(topology.world.rank)), data)
+
+    phases = [phase.model_copy(update=NO_EXCHANGE) for phase in config.phases]
+    return make_trainer(config.model_copy(update=NO_RUN | {"phases": phases}), topology, build=alone)
+
+
+def _throughput(trainer: Any) -> Iterator[dict[str, Any]]:
+    """Yield how much the slowest rank trains on in a second, as a cluster file has it, of each phase.
+
+    All ranks train at the same time: they share cores and memory in a run as well. Waits for samples, which
+    most epochs of a run find in the cache, do not count. Collective.
     """
-    world = topology.world
+    config, world, stopwatch = trainer.config, trainer.topology.world, trainer.parts.step.stopwatch
     if world.rank == 0:
         print("training steps of each phase without an exchange …", flush=True)
-    data = all_or_exit(world, lambda: load_data(config, topology))
-    phases = [phase.model_copy(update=NO_EXCHANGE) for phase in config.phases]
-    alone = Topology(world.split(world.rank))
-    trainer = make_trainer(config.model_copy(update={"phases": phases}), alone, data)
-    stopwatch, found = trainer.parts.step.stopwatch, []
     for phase in trainer.phases:
         phase.backward.prepare()
         steps, taken = TimedSteps(trainer, phase.number, endless(phase.data.training_batches)), []
         for _ in range(1 + TURNS):
-            world.barrier()
             stopwatch.restart()
             steps.turn(WARM_UP_STEPS, COUNTED_STEPS)
             seconds = stopwatch.seconds
@@ -182,12 +192,11 @@ def _throughput(topology: Topology, config: Config) -> list[dict[str, Any]]:
             copying = seconds.exchange_wait if world.arrays is np else 0.0
             taken.append((sum(vars(seconds).values()) - copying) / (WARM_UP_STEPS + COUNTED_STEPS))
         slowest = max(world.allgather_objects(median(taken[1:])))
-        order = data.task.inputs(phase.phase, data.samples).training.order
-        each = {"configuration": config.name, "phase": phase.number + 1, "unit": order.unit}
-        each |= {"input": data.task.describe(phase.phase), "precision": config.precision}
-        found.append(each | {"per_second": order.global_batch / world.size / slowest})
-    close(trainer)
-    return found
+        order = trainer.task.inputs(phase.phase, trainer.data.samples).training.order
+        each = {"configuration": config.name, "model": config.model.name, "phase": phase.number + 1}
+        each |= {"input": trainer.task.describe(phase.phase), "unit": order.unit}
+        each |= {"precision": config.precision, "per_second": order.global_batch / world.size / slowest}
+        yield each
 
 
 def _save(profile: Profile, path: Path) -> None:
@@ -245,13 +254,16 @@ def _speed(link: Link) -> str:
     return f"{link.alpha * 1e6:.3g} µs and {rate}{crowded}"
 
 
-def _cases(topology: Topology, config: Config | None) -> list[Case]:
-    """Return the phases of the configuration, or examples without one; none where a rank is alone."""
+def _cases(topology: Topology, config: Config | None, trainer: Any) -> list[Case]:
+    """Return the phases of the configuration, or examples without one; none where a rank is alone.
+
+    ``trainer``: of the configuration's model.
+    """
     if topology.world.size == 1:
         return []
     if config is None:
         return [Case("", size, density) for size in SIZES for density in DENSITIES]
-    size = on_rank0(topology.world, lambda: weights_of(config, config.make_dataset()).size)
+    size = sum(math.prod(variable.shape) for variable in trainer.parts.model.variables)
     return [
         Case(f"phase {i}: ", size, config.density_of(phase), _own(config, phase))
         for i, phase in enumerate(config.phases, 1)
