@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 import matplotlib
@@ -197,16 +197,15 @@ PAGES = (
 
 def planned(found: dict[str, Results]) -> str:
     """Return the steps of all races beside those that were planned, as Markdown."""
-    records = [each for kind, results in found.items() if kind.startswith("race") for each in results.records]
-    records = [record for record in records if record.more.get("planned_seconds")]
+    races = [each for each in found.values() if any("planned_seconds" in one.more for one in each.records)]
+    records = [each for race in races for each in race.records if each.more.get("planned_seconds")]
     if not records:
         return "Not measured yet.\n"
     ratios = [record.more["planned_seconds"] / record.seconds.median for record in records]
     off = [abs(each - 1) for each in ratios]
-    near = percent(fmean(each <= 0.2 for each in off))
-    links = [results.link for kind, results in found.items() if kind.startswith("race")]
-    sources = ", ".join(links).replace("](results/", "](../benchmarks/results/")
-    verdict = f"Of {len(off)} steps {near} are planned within 20 %, and half within {percent(median(off))}"
+    near = sum(each <= 0.2 for each in off)
+    sources = ", ".join(race.link for race in races).replace("](results/", "](../benchmarks/results/")
+    verdict = f"Of {len(off)} steps {near} are planned within 20 %, half within {median(off):.0%}"
     verdict += f" ({sources}).\n"
     rows = []
     for record, of_measured in zip(records, ratios, strict=True):

@@ -31,7 +31,7 @@ SIZES = (1_000_000, 14_700_000, 25_600_000)  # examples without a configuration
 DENSITIES = (0.01, 0.001)
 TURNS, WARM_UP_STEPS, COUNTED_STEPS = 2, 2, 4  # of the steps without an exchange
 # Of a configuration and of its phases, whose steps are taken without an exchange.
-NO_RUN = {"callbacks": [], "metrics_port": None, "trace": None}
+NO_RUN: dict[str, Any] = {"callbacks": [], "metrics_port": None, "trace": None}
 NO_EXCHANGE = dict.fromkeys(("local_steps", "local", "round_seconds", "outer", "budget", "density_warmup"))
 
 
