@@ -1,7 +1,5 @@
 """The overlapped exchange: buckets in one order on all ranks, to the same bits as without overlap."""
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -208,11 +206,3 @@ def test_means_that_are_still_held_are_not_overwritten_and_memory_is_used_again(
             return values, len(addresses)
 
     assert ranks.run(body)[0] == ([[step] * 5 for step in range(4)], 1)
-
-
-def test_the_threads_of_exchanges_that_were_not_closed_end_with_a_simulated_run():
-    before = set(threading.enumerate())
-    simulated.run(lambda comm: overlapped_on(comm, "dense", {}).reduce(drawn(comm.rank, 0, sum(SIZES))), 3)
-    for thread in set(threading.enumerate()) - before:
-        threading.Thread.join(thread, 60)  # not in virtual time, which has ended
-        assert not thread.is_alive()

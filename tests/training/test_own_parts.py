@@ -14,7 +14,7 @@ from tests.training.refusal import refused
 from tests.training.small import assert_same_weights, records_of
 from training import Trainer
 from training.commands.train import train
-from training.commands.tune import _cases
+from training.commands.tune import _cases, _entries, _without_exchange
 from training.config.config import load, load_with_warnings
 from training.run.data import load_data
 from training.run.parts import import_parts
@@ -151,9 +151,10 @@ def test_a_dry_run_builds_them(folder, capfd, name):
 
 def test_tune_measures_the_gradient_of_the_model(folder):
     config = import_parts(load("my.yaml"))
-    cases = transport.simulated.run(lambda comm: _cases(Topology(comm), config), 2)[0]
-    weights = 9 * 4 + 4 + 4 * 2 + 2
-    assert [(case.size, case.density) for case in cases] == [(weights, 0.01)]
+    (size,) = transport.simulated.run(lambda comm: _entries(_without_exchange(config, Topology(comm))), 1)
+    assert size == 9 * 4 + 4 + 4 * 2 + 2
+    (cases, _) = transport.simulated.run(lambda comm: _cases(Topology(comm), config, size), 2)
+    assert [(case.size, case.density) for case in cases] == [(size, 0.01)]
 
 
 def test_a_callback_reports_what_it_sees_and_goes_on_after_a_resumption(folder, capsys):

@@ -116,7 +116,7 @@ def tune(request: Request) -> None:
         topology = all_or_exit(comm, lambda: _on_gpus(topology, asked))
         path = all_or_exit(comm, lambda: profile_path(asked.profile, topology))
         trainer = None if config is None else _without_exchange(config, topology)
-        cases = _cases(topology, config, trainer)
+        cases = _cases(topology, config, 0 if trainer is None else _entries(trainer))
         profile = _measure(topology, cases)
         if trainer is not None:
             profile = replace(profile, throughput=tuple(_throughput(trainer)))
@@ -254,16 +254,20 @@ def _speed(link: Link) -> str:
     return f"{link.alpha * 1e6:.3g} µs and {rate}{crowded}"
 
 
-def _cases(topology: Topology, config: Config | None, trainer: Any) -> list[Case]:
+def _entries(trainer: Any) -> int:
+    """Return the entries of the gradient."""
+    return sum(math.prod(variable.shape) for variable in trainer.parts.model.variables)
+
+
+def _cases(topology: Topology, config: Config | None, size: int) -> list[Case]:
     """Return the phases of the configuration, or examples without one; none where a rank is alone.
 
-    ``trainer``: of the configuration's model.
+    ``size``: the entries of the configuration's gradient.
     """
     if topology.world.size == 1:
         return []
     if config is None:
         return [Case("", size, density) for size in SIZES for density in DENSITIES]
-    size = sum(math.prod(variable.shape) for variable in trainer.parts.model.variables)
     return [
         Case(f"phase {i}: ", size, config.density_of(phase), _own(config, phase))
         for i, phase in enumerate(config.phases, 1)
