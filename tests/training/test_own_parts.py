@@ -14,7 +14,7 @@ from tests.training.refusal import refused
 from tests.training.small import assert_same_weights, records_of
 from training import Trainer
 from training.commands.train import train
-from training.commands.tune import _cases, _entries, _without_exchange
+from training.commands.tune import _cases, _without_exchange
 from training.config.config import load, load_with_warnings
 from training.run.data import load_data
 from training.run.parts import import_parts
@@ -151,7 +151,8 @@ def test_a_dry_run_builds_them(folder, capfd, name):
 
 def test_tune_measures_the_gradient_of_the_model(folder):
     config = import_parts(load("my.yaml"))
-    (size,) = transport.simulated.run(lambda comm: _entries(_without_exchange(config, Topology(comm))), 1)
+    (trainer,) = transport.simulated.run(lambda comm: _without_exchange(config, Topology(comm)), 1)
+    size = trainer.parts.exchange.gradients.size
     assert size == 9 * 4 + 4 + 4 * 2 + 2
     (cases, _) = transport.simulated.run(lambda comm: _cases(Topology(comm), config, size), 2)
     assert [(case.size, case.density) for case in cases] == [(size, 0.01)]

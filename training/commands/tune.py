@@ -1,7 +1,6 @@
 """``cloudtrain tune``: measure links, kernels and reducers of a job, print what ``auto`` picks."""
 
 import json
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -116,7 +115,7 @@ def tune(request: Request) -> None:
         topology = all_or_exit(comm, lambda: _on_gpus(topology, asked))
         path = all_or_exit(comm, lambda: profile_path(asked.profile, topology))
         trainer = None if config is None else _without_exchange(config, topology)
-        cases = _cases(topology, config, 0 if trainer is None else _entries(trainer))
+        cases = _cases(topology, config, 0 if trainer is None else trainer.parts.exchange.gradients.size)
         profile = _measure(topology, cases)
         if trainer is not None:
             profile = replace(profile, throughput=tuple(_throughput(trainer)))
@@ -252,11 +251,6 @@ def _speed(link: Link) -> str:
     rate = f"{8e-9 / link.beta:.3g} Gbit/s" if link.beta else "no measurable time a byte"
     crowded = f", {link.incast:.3g} times as long where several nodes send to one" if link.incast > 1 else ""
     return f"{link.alpha * 1e6:.3g} µs and {rate}{crowded}"
-
-
-def _entries(trainer: Any) -> int:
-    """Return the entries of the gradient."""
-    return sum(math.prod(variable.shape) for variable in trainer.parts.model.variables)
 
 
 def _cases(topology: Topology, config: Config | None, size: int) -> list[Case]:
