@@ -201,12 +201,11 @@ def _stalls(run: Run) -> str:
 
 def _skipped(run: Run) -> str:
     results = mappings(run.folder.summary.get("phases"))
-    count, of = sum(whole(each, "skipped_steps") or 0 for each in results), f"{run.end:,}"
-    if not results:  # the run has not ended
-        count, of = (
-            sum(step.record.get("finite") is False for step in run.steps),
-            f"{len(run.steps):,} logged",
-        )
+    if results:
+        count, of = sum(whole(each, "skipped_steps") or 0 for each in results), f"{run.end:,}"
+    else:  # the run has not ended
+        logged = [step.record.get("finite") is False for step in run.steps]
+        count, of = sum(logged), f"{len(logged):,} logged"
     return f"{count} of {of}, for a NaN or an infinity" if count else ""
 
 
