@@ -28,7 +28,7 @@ esac
 say() { printf 'cloudtrain: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 
-exec 9>"$root/.venv.lock"
+exec 9>"$venv.lock"
 flock 9 # quickstart.sh and test.sh may be started side by side
 
 horovod_script="$root/training/process/install_horovod.sh"

@@ -23,17 +23,23 @@ print("Python", sys.version.split()[0], *(f"{name} {v(name)}" for name in ("tens
     report
     exit
 fi
-./scripts/install.sh dev
 pytest=(env OMP_NUM_THREADS=1 .venv/bin/python -m pytest) # a test runs on each core
 case "$*" in
 "" | ci) ;;
 all) pytest=(env CLOUDTRAIN_TESTS=all "${pytest[@]}") ;; # see tests/extent.py
-*) exec "${pytest[@]}" "$@" ;;
+*)
+    ./scripts/install.sh dev
+    exec "${pytest[@]}" "$@"
+    ;;
 esac
 . scripts/stages.sh
 unset PYTHONDONTWRITEBYTECODE # a hundred processes would compile our modules again
+if [ $# -gt 0 ]; then # these tests need no TensorFlow: they run while it is downloaded
+    stage ./scripts/install.sh frameworks
+    start ./scripts/test_frameworks.sh
+fi
+./scripts/install.sh dev
 [ ! -t 1 ] || export PYTEST_ADDOPTS="${PYTEST_ADDOPTS:-} --color=yes" # stages print through a pipe
-[ $# = 0 ] || start ./scripts/test_frameworks.sh
 stage ./scripts/check.sh
 leave_out="cluster or faults"
 [ $# -gt 0 ] || leave_out="slow or $leave_out"
