@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import convergence, local_steps
-from benchmarks.drawing.pages import Results
-from benchmarks.drawing.tables import markdown, rate_in_words
+from benchmarks.drawing.pages import Results, markdown, rate_in_words
 from benchmarks.race import A_STEP, TO_ACCURACY
 from training.bench.record import Record
 

@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from benchmarks.drawing.pages import rewrite
+from benchmarks.drawing.pages import markdown, rewrite
 from benchmarks.drawing.style import PALETTE, docs_picture
-from benchmarks.drawing.tables import markdown
 from training.bench.record import machine
 from training.config.reading import resolve
 from training.tasks import TASKS, Metric
@@ -191,12 +190,15 @@ def trained(case: Case) -> dict[str, Any]:
     """Train a case, and return its record; in a process of its own."""
     content = plan()
     run, lines = train(content, case)
+    losses = np.array([line["loss"] for line in lines if line["kind"] == "step"], np.float64)
+    parts = np.array_split(losses, min(LOSSES, len(losses)))
     keys = ("epoch", "steps", "loss", *metrics_of(content["experiments"][case.experiment]))
     return {
         "bench": "convergence",
         "case": asdict(case),
         "epochs": [{key: line[key] for key in keys} for line in lines if line["kind"] == "epoch"],
-        "losses": loss_means([line["loss"] for line in lines if line["kind"] == "step"]),
+        # Of a part without a finite loss, ``None``.
+        "losses": [None if np.isnan(part).all() else float(np.nanmean(part)) for part in parts],
         "sent_bytes": max(totals.sent.inter for totals in run.totals),
         "skipped_steps": sum(phase.skipped_steps for phase in run.summary.phases),
         "machine": machine(),
@@ -224,12 +226,6 @@ def train(content: Mapping[str, Any], case: Case) -> tuple[Any, list[dict[str, A
         (own,) = (path for path in Path(folder).iterdir() if path.is_dir())
         lines = [json.loads(line) for line in (own / "metrics.jsonl").read_text().splitlines()]
     return run, lines
-
-
-def loss_means(losses: Sequence[float | None]) -> list[float | None]:
-    """Return means over equal parts of a run; of a part without a finite loss, ``None``."""
-    parts = np.array_split(np.array(losses, np.float64), min(LOSSES, len(losses)))
-    return [None if np.isnan(part).all() else float(np.nanmean(part)) for part in parts]
 
 
 def train_missing(

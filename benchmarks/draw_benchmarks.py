@@ -3,7 +3,7 @@
 It needs the records only: python -m benchmarks.draw_benchmarks
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -15,9 +15,15 @@ from matplotlib.axes import Axes
 
 from benchmarks import claims
 from benchmarks.drawing import linear
-from benchmarks.drawing.pages import Page, Results, fingerprint, newest, rewrite, with_block
+from benchmarks.drawing.pages import (
+    Results,
+    fingerprint,
+    markdown,
+    newest,
+    rewrite,
+    with_notes,
+)
 from benchmarks.drawing.style import STAGES, WAITING, WHOLE, legend, name_row, note, open_up, picture
-from benchmarks.drawing.tables import markdown, with_notes
 from benchmarks.jobs import world
 from benchmarks.linear import of_ranks
 from benchmarks.pto import tables as pto_tables
@@ -30,6 +36,7 @@ from training.bench.selection import case_table
 from training.commands.printing import Table, milliseconds
 
 FOLDER = Path(__file__).resolve().parent
+ROOT = FOLDER.parent
 ROWS = 10
 
 
@@ -54,9 +61,6 @@ class Section:
             records.sort(key=lambda record: record.seconds.median)
         table = self.table(records)
         return f"{results.source}\n{with_notes(replace(table, rows=table.rows[:ROWS]))}"
-
-
-# ---- Pictures ----
 
 
 def draw_cluster(records: Sequence[Record], path: Path) -> None:
@@ -152,13 +156,6 @@ def draw_cache(records: Sequence[Record], path: Path) -> None:
         axes.invert_yaxis()
 
 
-# ---- The pages ----
-
-
-def of_norms(results: Results) -> Iterator[str]:
-    return map(with_notes, pto_tables(results.records))
-
-
 def gpu_tables(results: Results) -> Iterator[str]:
     for _, own in groupby(results.records, key=lambda record: (record.case["size"], record.case["entry"])):
         yield with_notes(case_table(list(own)))
@@ -188,11 +185,13 @@ SECTIONS = (
     Section("pto", "pto", lambda records: next(pto_tables(records))),
     Section("linear", "linear", of_ranks, linear.is_first_case),
 )
-PAGES = (
-    Page("docs/pto.md", "pto", of_norms, "benchmarks/run.sh"),
-    Page("docs/linear.md", linear.KIND, linear.tables, "benchmarks/run.sh"),
-    Page("docs/gpu.md", "gpu-selection", gpu_tables, "scripts/gpu.sh"),
+# Pages of docs/ with tables of the records of a kind, and the command that measures them.
+PAGES: tuple[tuple[str, str, Callable[[Results], Iterable[str]], str], ...] = (
+    ("docs/pto.md", "pto", lambda results: map(with_notes, pto_tables(results.records)), "benchmarks/run.sh"),
+    ("docs/linear.md", linear.KIND, linear.tables, "benchmarks/run.sh"),
+    ("docs/gpu.md", "gpu-selection", gpu_tables, "scripts/gpu.sh"),
 )
+NOT_YET = "Not measured yet.\n"
 
 
 def planned(found: dict[str, Results]) -> str:
@@ -200,11 +199,11 @@ def planned(found: dict[str, Results]) -> str:
     races = [each for each in found.values() if any("planned_seconds" in one.more for one in each.records)]
     records = [each for race in races for each in race.records if each.more.get("planned_seconds")]
     if not records:
-        return "Not measured yet.\n"
+        return NOT_YET
     ratios = [record.more["planned_seconds"] / record.seconds.median for record in records]
     off = [abs(each - 1) for each in ratios]
     near = sum(each <= 0.2 for each in off)
-    sources = ", ".join(race.link for race in races).replace("](results/", "](../benchmarks/results/")
+    sources = from_docs(", ".join(race.link for race in races))
     verdict = f"Of {len(off)} steps {near} are planned within 20 %, half within {median(off):.0%}"
     verdict += f" ({sources}).\n"
     rows = []
@@ -216,34 +215,45 @@ def planned(found: dict[str, Results]) -> str:
     return f"{verdict}\n{markdown(header, rows)}"
 
 
-def page(text: str, found: dict[str, Results]) -> str:
+def from_docs(text: str) -> str:
+    """Return a text with links to records as a page of docs/ has them."""
+    return text.replace("](results/", "](../benchmarks/results/")
+
+
+def texts(found: dict[str, Results]) -> dict[str, dict[str, str]]:
+    """Return what stands between the marks of each page."""
+    readme = {}
     for section in SECTIONS:
-        block = section.markdown(found[section.kind]) if section.kind in found else "Not measured yet.\n"
-        text = with_block(text, section.name, f"\n{block}\n")
-    kinds = {section.kind for section in SECTIONS}
-    others = "".join(f"- {results.link}\n" for kind, results in found.items() if kind not in kinds)
-    return with_block(text, "others", f"\n{others}\n")
+        block = section.markdown(found[section.kind]) if section.kind in found else NOT_YET
+        readme[section.name] = f"\n{block}\n"
+    others = found.keys() - {section.kind for section in SECTIONS}
+    listed = "".join(f"- {found[kind].link}\n" for kind in found if kind in others)
+    readme["others"] = f"\n{listed}\n"
+    pages = {"benchmarks/README.md": readme, "README.md": {"claims": claims.table(found)}}
+    pages["docs/validation.md"] = {"planned": planned(found)}
+    for path, kind, tables, command in PAGES:
+        measured = f"Nothing has been measured yet: `{command}` does.\n"
+        if kind in found:
+            measured = "\n".join([from_docs(found[kind].source), *tables(found[kind])])
+        pages[path] = {"measured": f"\n{measured}\n"}
+    return pages
 
 
-def fingerprints(found: dict[str, Results]) -> dict[str, str]:
-    """Return for each picture the digest of its records, which the picture has among its metadata."""
-    drawn = [each for each in SECTIONS if each.kind in found and each.draw is not None]
-    return {each.picture: fingerprint(each.records(found[each.kind])) for each in drawn}
+def drawn(found: dict[str, Results]) -> Iterator[tuple[Section, list[Record]]]:
+    """Yield the sections that have a picture, with its records."""
+    for section in SECTIONS:
+        if section.kind in found and section.draw is not None:
+            yield section, section.records(found[section.kind])
 
 
 def write() -> None:
-    found, readme = newest(FOLDER / "results"), FOLDER / "README.md"
-    readme.write_text(page(readme.read_text(), found))
-    for section in SECTIONS:
-        if section.kind in found and section.draw is not None:
-            section.draw(section.records(found[section.kind]), FOLDER / section.picture)
+    found = newest(FOLDER / "results")
+    for path, blocks in texts(found).items():
+        rewrite(ROOT / path, blocks)
+    for section, records in drawn(found):
+        section.draw(records, FOLDER / section.picture)
     if linear.KIND in found:
-        linear.draw(found[linear.KIND], FOLDER.parent / linear.PICTURE)
-    rewrite(FOLDER.parent / "README.md", {"claims": claims.table(found)})
-    rewrite(FOLDER.parent / "docs/validation.md", {"planned": planned(found)})
-    for each in PAGES:
-        file = FOLDER.parent / each.path
-        file.write_text(each.with_measured(file.read_text(), found))
+        linear.draw(found[linear.KIND], ROOT / linear.PICTURE)
 
 
 if __name__ == "__main__":

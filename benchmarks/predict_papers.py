@@ -23,13 +23,12 @@ from typing import Any
 import numpy as np
 import yaml
 
-from benchmarks.drawing.pages import rewrite
-from benchmarks.drawing.tables import markdown
+from benchmarks.drawing.pages import markdown, rewrite
 from commlib import REDUCERS, Communicator, Link, Network, Prediction, Topology, make_reducer, predict
 from commlib.cost import union
 from commlib.transport import simulated
 from training.commands.printing import Table
-from training.plan.site import load_cluster, per_second
+from training.plan.site import load_cluster, nodes_of, per_second
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "validation.md"
 PAPERS = yaml.safe_load(Path(__file__).with_name("papers.yaml").read_text())
@@ -38,11 +37,7 @@ HALF, FULL = "fp16", "fp32"
 
 
 def milliseconds(seconds: float) -> str:
-    """Return three digits, and more before the point where there are.
-
-    >>> milliseconds(0.0123456), milliseconds(1.5)
-    ('12.3', '1500')
-    """
+    """Return three digits, and more before the point where there are: 12.3, 1500."""
     return f"{seconds * 1e3:.{max(0, 2 - int(floor(log10(seconds * 1e3))))}f}"
 
 
@@ -59,8 +54,8 @@ class Cluster:
         return self.nodes * self.ranks_per_node
 
     @property
-    def layout(self) -> list[range]:
-        return [range(low, low + self.ranks_per_node) for low in range(0, self.size, self.ranks_per_node)]
+    def layout(self) -> list[list[int]]:
+        return nodes_of(self.size, self.ranks_per_node)
 
 
 @cache
@@ -292,8 +287,7 @@ def statements(given: Fit) -> dict[str, Comparison]:
     fastest, slowest = OKTOPK.over_all
     speedups = {name: given.speedup(name, OKTOPK.many) for name in ALGORITHMS if name != "Ok-Topk"}
     efficiency = given.seconds("Ok-Topk", OKTOPK.few) / given.seconds("Ok-Topk", OKTOPK.many)
-    over_dense = given.speedup("Dense", OKTOPK.few)
-    over_gaussian = given.speedup("Gaussiank", OKTOPK.few)
+    over_dense, over_gaussian = (given.speedup(name, OKTOPK.few) for name in ("Dense", "Gaussiank"))
     but_gtopk = min(each for name, each in speedups.items() if name != "gTopk")
     found = {
         "32 GPUs: over DenseOvlp": Comparison(OKTOPK.dense_step / OKTOPK.step, over_dense),
@@ -304,11 +298,6 @@ def statements(given: Fit) -> dict[str, Comparison]:
         "256 GPUs: parallel efficiency": Comparison(OKTOPK.efficiency, efficiency),
     }
     return {text: each for text, each in found.items() if text != given.meets}
-
-
-def rates_table() -> Table:
-    rows = [(fit.name, f"{1 / fit.link.beta / 1e9:.2f}", milliseconds(fit.computing)) for fit in fits()]
-    return Table("rates", ("rate", "GB/s", "computing, ms a step"), rows)
 
 
 def statements_table() -> Table:
@@ -341,9 +330,6 @@ def fill_in() -> dict[str, Comparison]:
     }
 
 
-# ---- What the page shows ----
-
-
 def compared(name: str, first: str, found: Mapping[str, Comparison], form: str) -> Table:
     """Return the table of comparisons by name, the numbers in this format."""
     rows = [
@@ -369,13 +355,14 @@ def comparisons() -> dict[str, list[Comparison]]:
 
 
 def tables() -> list[Table]:
+    rates = [(fit.name, f"{1 / fit.link.beta / 1e9:.2f}", milliseconds(fit.computing)) for fit in fits()]
     return [
         figure_7_table(),
         figure_8_table(),
         cells_table("table 3", table_3()),
         cells_table("table 3, slowed", table_3_slowed()),
         compared("gains", "MSTopK-SGD over 2DTAR-SGD", gains(), ".2f"),
-        rates_table(),
+        Table("rates", ("rate", "GB/s", "computing, ms a step"), rates),
         figure_12_table(),
         statements_table(),
         compared("fill-in", "density of the sum", fill_in(), ".1%"),

@@ -4,9 +4,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby
 from pathlib import Path
 
-from benchmarks.drawing.pages import Results, fingerprint
+from benchmarks.drawing.pages import Results, fingerprint, markdown, with_notes
 from benchmarks.drawing.style import PALETTE, picture
-from benchmarks.drawing.tables import markdown, with_notes
 from benchmarks.linear import DENSE, of_one_rank, of_ranks
 from training.bench.record import Record
 from training.commands.printing import times
