@@ -7,11 +7,10 @@
 On a cluster a job for each of MPI's algorithms is timed first, and the best of them is what all-reduces use.
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby, pairwise, product
-from types import MappingProxyType
 from typing import Annotated
 
 import typer
@@ -217,7 +216,7 @@ class Sweep:
         algorithm = fastest.case["mpi_algorithm"] if fastest else self.algorithms[0]
         retained = [
             replace(reported, subject=f"{reported.subject}, memory kept")
-            for reported in self._run(cluster, size, algorithm, *baseline, *horovod, settings=KEEP_MEMORY)
+            for reported in self._run(cluster, size, algorithm, *baseline, *horovod, keeps_memory=True)
             if reported.subject in PEERS
         ]
         for density in self.densities:
@@ -234,14 +233,14 @@ class Sweep:
         algorithm: str,
         *arguments: str,
         steps: int | None = None,
-        settings: Mapping[str, str] = MappingProxyType({}),
+        keeps_memory: bool = False,
     ) -> Iterator[Record]:
-        """Yield the records of one job on all nodes; ``settings`` are added to its environment."""
+        """Yield the records of one job on all nodes; ``keeps_memory``: with ``KEEP_MEMORY``."""
         given = ["--size", str(size), "--steps", str(steps or self.steps), *arguments]
         words = module("benchmarks.reducers", "--json", *given)
-        kept = ", memory kept" if settings else ""
+        kept, settings = (", memory kept", KEEP_MEMORY) if keeps_memory else ("", {})
         what = f"{' '.join(given)} (all-reduce of MPI: {algorithm}{kept})"
-        variables = {**environment(algorithm), **settings}
+        variables = environment(algorithm) | settings
         for reported in map(record_of, cluster.objects(LAYOUT, words, variables, TIMEOUT_SECONDS, what)):
             yield replace(reported, case=reported.case | {"mpi_algorithm": algorithm})
 

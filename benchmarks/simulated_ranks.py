@@ -282,7 +282,10 @@ def build_ranks(ranks: Ranks, config: Config, topology: Topology, data: Data) ->
 def train(config: Config, layout: Sequence[int]) -> Trained:
     """Train with a reducer for each of the ranks of ``layout``; batches are those of all together."""
     ranks = Ranks(layout)
-    config = _in_parts(config, ranks.count)
+    task = config.task.make()
+    if task.accumulates:  # batches are cut into parts; one that carries a state has the rows of each rank
+        config = config.model_copy(update={"accumulate": ranks.count})
+        task.check(config)
 
     def body(comm: Communicator) -> Summary | None:
         ranks.topologies[comm.rank] = Topology(comm)
@@ -296,16 +299,3 @@ def train(config: Config, layout: Sequence[int]) -> Trained:
 
     summary = simulated.run(body, ranks.count, list(layout))[0]
     return Trained(summary, ranks.gradients[0].size, ranks.totals)
-
-
-def _in_parts(config: Config, parts: int) -> Config:
-    """Return the configuration for batches that are cut into parts, where its task accumulates parts.
-
-    One that carries a state along its rows has those of each rank here.
-    """
-    task = config.task.make()
-    if not task.accumulates:
-        return config
-    cut = config.model_copy(update={"accumulate": parts})
-    task.check(cut)
-    return cut
