@@ -57,11 +57,11 @@ def _of_tensorflow(dataset: Any, setting: Setting, skip: int = 0) -> Run:
     return lambda epoch: sum(int(next(batches)[1].shape[0]) for _ in range(setting.cached_batches))
 
 
-# ---- Input pipelines of tf.data, as its guides recommend ----
-
-
 def decoded_each_time(folder: Path, manifest: Manifest, crop: Augmentation, batch: int) -> Any:
-    """Return batches of crops, each decoded from its file: only the part that is cropped."""
+    """Return batches of crops, each decoded from its file, only the part that is cropped.
+
+    This input pipeline of tf.data and the next are as its guides recommend.
+    """
 
     def picture(path: Any, label: Any) -> Any:
         encoded = tf.io.read_file(path)

@@ -255,24 +255,20 @@ def blocks() -> dict[str, str]:
     return found
 
 
-def draw() -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--run", nargs="*", metavar="NAME", help="train these experiments; all by default")
+    arguments = parser.parse_args()
     content, records = plan(), recorded()
+    if arguments.run is not None:
+        for record in train_missing(cases(content, arguments.run), trained, RECORDS):
+            print(f"{case_of(record)}: {record['epochs'][-1]}", flush=True)
+        return
     rewrite(PAGE, blocks())
     for name, experiment in content["experiments"].items():
         if not is_of_bytes(experiment) and (own := by_place(name, experiment, records)):
             draw_curves(PICTURES / f"{name}.svg", own, experiment)
     draw_bytes(PICTURES / "equal_bytes.svg", content, records)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--run", nargs="*", metavar="NAME", help="train these experiments; all by default")
-    arguments = parser.parse_args()
-    if arguments.run is None:
-        draw()
-        return
-    for record in train_missing(cases(plan(), arguments.run), trained, RECORDS):
-        print(f"{case_of(record)}: {record['epochs'][-1]}", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,14 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 
-from benchmarks import claims
+from benchmarks import convergence, local_steps
 from benchmarks.drawing import linear
 from benchmarks.drawing.pages import (
     Results,
     fingerprint,
     markdown,
     newest,
+    rate_in_words,
     rewrite,
     with_notes,
 )
@@ -38,6 +39,13 @@ from training.commands.printing import Table, milliseconds
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent
 ROWS = 10
+OLDER = " †"  # the code that was measured has changed since
+STEP, ACCURACY = {"unit": A_STEP}, {"unit": TO_ACCURACY}
+STEP_OF_MLP, MLP_TO_91 = "a step of an MLP of 10 M weights", "that MLP to 91 % test accuracy"
+LSTM = "an LSTM of 0.9 M weights to the loss of dense after 3/4 of its steps"
+RING, BARE = ("horovod, ring", "Horovod, MPI's ring"), ("horovod", "Horovod out of the box")
+TORUS, GLOO = ("torus2d", "`torus2d`, the fastest dense one"), ("ddp over gloo", "PyTorch's DDP over Gloo")
+POWERSGD = ("ddp, PowerSGD hook of rank 4", "DDP with its PowerSGD hook")
 
 
 @dataclass(frozen=True)
@@ -170,20 +178,21 @@ def few_densities(records: Sequence[Record]) -> Table:
     return table_of([each for each in records if each.case["density"] in (None, 0.01)])
 
 
-ACCURACY, CLUSTER = "race-mlp-4x1-0.2gbit-accuracy.svg", "cluster-1gbit-14728266.svg"
+ACCURACY_PICTURE, CLUSTER_PICTURE = "race-mlp-4x1-0.2gbit-accuracy.svg", "cluster-1gbit-14728266.svg"
 OF_VGG16 = {"rate": "1gbit", "size": 14_728_266}
+LINEAR = {"shape": "url", "loss": "logistic", "solver": "sgd", "batch_size": 1000, "mpi_algorithm": "ring"}
 SELECTION = {"size": 25_000_000, "density": 0.001, "input": "gaussian"}
 SECTIONS = (
     Section("race", "race", steps_table, has(unit=A_STEP), "race-mlp-4x1.svg", draw_steps, True),
-    Section("accuracy", "race", runs_table, has(unit=TO_ACCURACY), ACCURACY, draw_runs),
-    Section("cluster", "cluster", few_densities, has(**OF_VGG16), CLUSTER, draw_cluster, True),
+    Section("accuracy", "race", runs_table, has(unit=TO_ACCURACY), ACCURACY_PICTURE, draw_runs),
+    Section("cluster", "cluster", few_densities, has(**OF_VGG16), CLUSTER_PICTURE, draw_cluster, True),
     Section("cluster-1m", "cluster-1m", table_of, has(), "cluster-1m-1gbit-1000000.svg", draw_cluster, True),
     Section("reducers", "reducers", table_of),
     Section("selection", "selection", case_table, has(**SELECTION)),
     Section("gpu-selection", "gpu-selection", case_table, has(size=1 << 27, entry="float32")),
     Section("cache", "cache", cache_table, picture="cache.svg", draw=draw_cache),
     Section("pto", "pto", lambda records: next(pto_tables(records))),
-    Section("linear", "linear", of_ranks, linear.is_first_case),
+    Section("linear", "linear", of_ranks, has(**LINEAR)),
 )
 # Pages of docs/ with tables of the records of a kind, and the command that measures them.
 PAGES: tuple[tuple[str, str, Callable[[Results], Iterable[str]], str], ...] = (
@@ -215,6 +224,72 @@ def planned(found: dict[str, Results]) -> str:
     return f"{verdict}\n{markdown(header, rows)}"
 
 
+@dataclass(frozen=True)
+class Claim:
+    """A subject beside a peer of the same records and case; ``peer``: its name there, and as it is shown."""
+
+    what: str
+    kind: str
+    case: dict[str, Any]
+    subject: str
+    peer: tuple[str, str]
+
+    def row(self, results: Results) -> list[str]:
+        own, other = self._record(results, self.subject), self._record(results, self.peer[0])
+        assert own.more.get("reached") == own.more.get("seeds"), "a run that has not arrived has no time"
+        cells = _cells(self.subject, own.seconds.median, self.peer[1], other.seconds.median)
+        link = results.path.relative_to(ROOT)
+        cores = f"[{own.more['machine']['cores']}]({link})" + OLDER * (not results.is_current)
+        return [self.what, _links(own.case), *cells, cores]
+
+    def _record(self, results: Results, subject: str) -> Record:
+        own = (each for each in results.records if each.subject == subject)
+        (found,) = (each for each in own if self.case.items() <= each.case.items())
+        return found
+
+
+CLAIMS = (
+    Claim(STEP_OF_MLP, "race", STEP, "hitopk", RING),
+    Claim(STEP_OF_MLP, "race", STEP, "auto", RING),
+    Claim(MLP_TO_91, "race", ACCURACY, "hitopk", RING),
+    Claim(MLP_TO_91, "race", ACCURACY, "oktopk", RING),
+    Claim(STEP_OF_MLP, "race-all", STEP, "hitopk", TORUS),
+    Claim(STEP_OF_MLP, "race-all", STEP, "hitopk", BARE),
+    Claim("a step in PyTorch, 10 M weights", "torch-ddp", {"network": "wide"}, "hitopk, gap+fp16", GLOO),
+    Claim("a step in PyTorch, 10 M weights", "torch-ddp", {"network": "wide"}, "hitopk, gap+fp16", POWERSGD),
+)
+
+
+def _links(case: dict[str, Any]) -> str:
+    nodes = case["ranks_of_nodes"]
+    return f"{rate_in_words(case['rate'])}, {len(nodes)} × {nodes[0]}"
+
+
+def _cells(subject: str, seconds: float, peer: str, beside: float) -> list[str]:
+    names = (f"`{part}`" if part.islower() and " " not in part else part for part in subject.split(", "))
+    return [", ".join(names), _seconds(seconds), peer, _seconds(beside), f"{beside / seconds:.1f}"]
+
+
+def _seconds(value: float) -> str:
+    return f"{float(f'{value:.3g}'):,g} s"
+
+
+def claimed(found: dict[str, Results]) -> str:
+    """Return what the README claims of speed, as a table of the newest records."""
+    rows = [claim.row(found[claim.kind]) for claim in CLAIMS]
+    runs, records = local_steps.Runs.of(local_steps.plan()), convergence.recorded(local_steps.TIMES)
+    dense, subject = runs.content["times"]["dense"], "MuLoCo, 2 bits, H = 30"
+    for rate in ("50mbit", "10mbit"):
+        own = local_steps.on_cluster(records, rate, "4x1")
+        seconds = local_steps.seconds_to(runs.target, runs, own)
+        fastest = min((name for name in dense if name in seconds), key=seconds.__getitem__)
+        cells = _cells(subject, seconds[subject], f"`{fastest}`, the fastest dense one", seconds[fastest])
+        cores = f"[{own[subject]['machine']['cores']}](docs/local_steps.md#time-to-the-same-loss){OLDER}"
+        rows.append([LSTM, _links({"rate": rate, "ranks_of_nodes": [1] * 4}), *cells, cores])
+    header = ["what", "links, nodes × ranks", "here", "", "beside", "", "×", "cores"]
+    return markdown(header, rows)
+
+
 def from_docs(text: str) -> str:
     """Return a text with links to records as a page of docs/ has them."""
     return text.replace("](results/", "](../benchmarks/results/")
@@ -229,7 +304,7 @@ def texts(found: dict[str, Results]) -> dict[str, dict[str, str]]:
     others = found.keys() - {section.kind for section in SECTIONS}
     listed = "".join(f"- {found[kind].link}\n" for kind in found if kind in others)
     readme["others"] = f"\n{listed}\n"
-    pages = {"benchmarks/README.md": readme, "README.md": {"claims": claims.table(found)}}
+    pages = {"benchmarks/README.md": readme, "README.md": {"claims": claimed(found)}}
     pages["docs/validation.md"] = {"planned": planned(found)}
     for path, kind, tables, command in PAGES:
         measured = f"Nothing has been measured yet: `{command}` does.\n"

@@ -31,7 +31,6 @@ from commlib import Communicator, Topology, make_reducer
 from commlib.transport import nccl, simulated
 from commlib.transport.base import Request, Requests, check_color
 from commlib.tuning.probe import Gradients
-from commlib.vectors import partition
 
 Case = tuple[str, dict[str, Any], int]  # a reducer, its options, and the size
 Finding = tuple[str, dict[str, Any]]  # of which check, and what
@@ -106,9 +105,6 @@ class Pipes(Communicator):
         return Receipt(self, array, source)
 
 
-# ------------------------------------------------------------- the checks of a rank
-
-
 gradients_of = functools.lru_cache(maxsize=1)(Gradients)  # those of a size are drawn once
 
 
@@ -129,33 +125,6 @@ def host(array: Any) -> Any:
     return array.get() if hasattr(array, "get") else array
 
 
-def collectives(comm: Communicator) -> dict[str, bool]:
-    arrays, rank, size = comm.arrays, comm.rank, comm.size
-    vectors = [gradients_of(4099).of(other, 0) for other in range(size)]
-    bounds = partition(4099, size)
-    expected = vectors[0]
-    for vector in vectors[1:]:
-        expected = expected + vector
-    own = arrays.asarray(vectors[rank])
-    part = comm.reduce_scatter(own, bounds)
-    found = {"reduce_scatter": host(part).tobytes() == expected[bounds[rank] : bounds[rank + 1]].tobytes()}
-
-    def begin_as_the_vectors(parts: Sequence[Any]) -> bool:
-        pairs = zip(parts, vectors, strict=True)
-        return all(host(part).tobytes() == vector[: len(part)].tobytes() for part, vector in pairs)
-
-    parts = {
-        "equal": list(arrays.zeros((size, 1000), np.float32)),
-        "unequal": [arrays.zeros(7 * other, np.float32) for other in range(size)],
-    }
-    for what, incoming in parts.items():
-        comm.allgather(own[: len(incoming[rank])], incoming)
-        found[f"allgather of {what} parts"] = begin_as_the_vectors(incoming)
-    incoming = [arrays.zeros(100 + rank, np.float32) for _ in range(size)]
-    comm.exchange([own[: 100 + other] for other in range(size)], incoming)
-    return found | {"exchange": begin_as_the_vectors(incoming)}
-
-
 def rank_through_nccl(pipes: PipesOfRanks, rank: int, sizes: Sequence[int], out: Any) -> None:
     """Run all checks as one rank of NCCL; ``out`` gets the findings of rank 0, or an error."""
     try:
@@ -171,8 +140,6 @@ def rank_through_nccl(pipes: PipesOfRanks, rank: int, sizes: Sequence[int], out:
 
 def check(comm: Communicator, sizes: Sequence[int]) -> Iterator[Finding]:
     """Yield what is found, the same on all ranks: each rank on a node of its own, and all on one."""
-    every = comm.allgather_objects(collectives(comm))
-    yield "collectives", {key: all(each[key] for each in every) for key in every[0]}
     topologies = {per_node: Topology(comm, ranks_per_node=per_node) for per_node in (1, comm.size)}
     for case in cases(sizes):
         for per_node, topology in topologies.items():
@@ -184,9 +151,6 @@ def check(comm: Communicator, sizes: Sequence[int]) -> Iterator[Finding]:
 
 def cases(sizes: Sequence[int]) -> list[Case]:
     return [(*case, size) for size in sizes for case in CASES]
-
-
-# ------------------------------------------------------------- the parent
 
 
 def connected(ranks: int) -> PipesOfRanks:

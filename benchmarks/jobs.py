@@ -23,8 +23,6 @@ from training.process.hosts import Ranks
 from training.process.job import FAILURE, INTERRUPTED, log_error
 from training.process.launch import KNOWN_ALREADY, RANK_TAG, command_line, is_noise
 
-Words = list[str] | None  # of an option that may be repeated
-
 EMULATED = (sys.executable, "-m", "benchmarks.emulated")
 MPIRUN = Path(sys.executable).with_name("mpirun")
 # There may be more ranks than cores: a rank that waits yields its core.
@@ -119,11 +117,6 @@ class Layout:
     def ranks(self) -> int:
         return self.nodes * self.ranks_per_node
 
-    @property
-    def hosts(self) -> str:
-        """Return the nodes and how many ranks each has, as ``-H`` takes them."""
-        return ",".join(f"node{number}:{self.ranks_per_node}" for number in range(1, self.nodes + 1))
-
 
 def world(nodes: Sequence[int]) -> str:
     """Return in words how many ranks are on how many nodes: 4 nodes × 2 ranks, 2 nodes of 3 and 1 ranks."""
@@ -162,7 +155,8 @@ class EmulatedCluster:
     ) -> Iterator[dict[str, Any]]:
         """Yield the JSON objects that a command prints on all ranks; ``Failed`` names ``what`` it is."""
         print(f"cloudtrain: {what}", file=sys.stderr, flush=True)
-        job = command_line(Ranks(layout.ranks, layout.hosts, "eth0"), words, environment)
+        hosts = ",".join(f"node{number}:{layout.ranks_per_node}" for number in range(1, layout.nodes + 1))
+        job = command_line(Ranks(layout.ranks, hosts, "eth0"), words, environment)
         command = [*self._command, "run", "--timeout", f"{timeout:g}", "--", *job]
         try:
             yield from objects_in(output(command, environment, timeout))

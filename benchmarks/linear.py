@@ -153,16 +153,16 @@ def _check(values: Mapping[str, Sequence[float]]) -> None:
                 raise WrongResult(f"{name}: expected {expected_of}, got {own}")
 
 
-# ---- Alone, against scikit-learn: all on one core, in the processor's seconds ----
-
-
 L2, ALONE_RATE, RUNS = 1e-6, 2.0, 7
 ONCE = ("LIBLINEAR",)  # it takes long
 MOST_PASSES = 100  # to the objective of a peer
 
 
 def measure_alone(comm: Communicator, case: LinearCase) -> Iterator[Record]:
-    """Yield records against SGDClassifier, same passes, and to the objectives of it and of LIBLINEAR."""
+    """Yield records against SGDClassifier, same passes, and to the objectives of it and of LIBLINEAR.
+
+    All are on one core, in the processor's seconds.
+    """
     from scipy import sparse
 
     given = case.rows(0, ALONE_ROWS)

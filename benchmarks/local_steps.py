@@ -18,7 +18,7 @@ from itertools import islice, pairwise, product
 from math import exp
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -32,10 +32,6 @@ from training.bench.record import Seconds, machine
 from training.bench.reducers import NOTHING
 from training.callbacks.callback import Callback, Event
 from training.commands.printing import times
-
-if TYPE_CHECKING:
-    from training.results import Step
-    from training.run.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAN = ROOT / "benchmarks" / "local_steps.yaml"
@@ -62,7 +58,7 @@ class LossAfterRounds(Callback):
     def __init__(self, every: int, batches: int) -> None:
         self._every, self._batches = every, batches
 
-    def on_step_end(self, run: "Trainer", step: "Step") -> None:
+    def on_step_end(self, run: Any, step: Any) -> None:
         from training.run.build import evaluate
 
         steps = run.position.steps
@@ -402,15 +398,6 @@ def blocks() -> dict[str, str]:
     }
 
 
-def draw() -> None:
-    rewrite(PAGE, blocks())
-    runs = Runs.of(plan())
-    draw_against_h(FOLDER / "loss-against-h.svg", runs)
-    drawn = runs.content["link"]["cells"][0].split(",")
-    if own := on_cluster(convergence.recorded(LINK), *drawn):
-        link_use.draw(FOLDER / "link.svg", list(own.values()))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--run", action="store_true", help="train what is not recorded yet")
@@ -427,7 +414,12 @@ def main() -> None:
     elif arguments.link:
         watch_links()
     else:
-        draw()
+        rewrite(PAGE, blocks())
+        runs = Runs.of(plan())
+        draw_against_h(FOLDER / "loss-against-h.svg", runs)
+        drawn = runs.content["link"]["cells"][0].split(",")
+        if own := on_cluster(convergence.recorded(LINK), *drawn):
+            link_use.draw(FOLDER / "link.svg", list(own.values()))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from benchmarks.drawing.pages import markdown, rewrite
 from commlib import REDUCERS, Communicator, Link, Network, Prediction, Topology, make_reducer, predict
 from commlib.cost import union
 from commlib.transport import simulated
+from commlib.tuning.tuner import step_seconds
 from training.commands.printing import Table
 from training.plan.site import load_cluster, nodes_of, per_second
 
@@ -53,20 +54,17 @@ class Cluster:
     def size(self) -> int:
         return self.nodes * self.ranks_per_node
 
-    @property
-    def layout(self) -> list[list[int]]:
-        return nodes_of(self.size, self.ranks_per_node)
-
 
 @cache
 def communication(
     reducer: str, cluster: Cluster, size: int, density: float, values: str = FULL
 ) -> Prediction:
     """Return the prediction of a step. Dense values of 2 bytes are half as many of the 4 that ours sends."""
+    nodes = nodes_of(cluster.size, cluster.ranks_per_node)
     if REDUCERS[reducer].sparse:
-        return predict(reducer, cluster.layout, size, density, cluster.network, wire=values)
+        return predict(reducer, nodes, size, density, cluster.network, wire=values)
     sent = size // 2 if values == HALF else size
-    return predict(reducer, cluster.layout, sent, network=cluster.network)
+    return predict(reducer, nodes, sent, network=cluster.network)
 
 
 @dataclass(frozen=True)
@@ -84,9 +82,6 @@ class Comparison:
     def factor(self) -> float:
         """Return by which factor the prediction is off, 1 or more."""
         return max(self.ratio, 1 / self.ratio)
-
-
-# ---- HiTopKComm ----
 
 
 HITOPKCOMM = SimpleNamespace(**PAPERS["hitopkcomm"])
@@ -216,9 +211,6 @@ def gains() -> dict[str, Comparison]:
         for each in HITOPKCOMM.trainings
         for mstopk, torus in [(found[each.name, "hitopk"], found[each.name, "torus2d"])]
     }
-
-
-# ---- Ok-Topk ----
 
 
 OKTOPK = SimpleNamespace(**PAPERS["oktopk"])
@@ -382,17 +374,13 @@ def simulated_seconds(reducer: str, cluster: Cluster, density: float, values: st
 
     def body(comm: Communicator) -> float:
         made = make_reducer(reducer, Topology(comm), size, **options)
-        begun = 0.0
         for step in range(2):
             normal = np.random.default_rng([comm.rank, step]).standard_normal(size, np.float32)
             # What is selected from is then distributed alike in all steps, as in a training that has settled.
-            gradient = normal - made.residual
-            comm.barrier()
-            begun = comm.now()
-            made.reduce(gradient)
-        return comm.now() - begun
+            seconds = step_seconds(comm, made, normal - made.residual)
+        return seconds
 
-    return max(simulated.run(body, cluster.size, cluster.ranks_per_node, cluster.network))
+    return simulated.run(body, cluster.size, cluster.ranks_per_node, cluster.network)[0]
 
 
 def simulated_table() -> Table:

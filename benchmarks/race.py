@@ -11,7 +11,6 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, product
-from pathlib import Path
 from statistics import fmean, median, median_high
 from typing import Annotated, Any
 
@@ -22,7 +21,6 @@ from benchmarks.drawing.pages import percent
 from benchmarks.jobs import (
     EmulatedCluster,
     Failed,
-    Words,
     cluster_until_end,
     environment,
     module,
@@ -42,6 +40,7 @@ from training.process.launch import cloudtrain
 
 TURNS = {"turns": 2, "warm_up": 2, "counted": 6}  # of a subject in a job, and the steps of each
 TIMEOUT_SECONDS = 7200.0  # of a job
+Words = list[str] | None  # of an option that may be repeated
 A_STEP, TO_ACCURACY = "seconds a step", "seconds to the accuracy"
 Result = dict[str, Any]  # of a subject in one job: see race_job.py
 Told = dict[Subject, list[Result]]  # what the jobs told of each subject
@@ -89,7 +88,8 @@ class CellRace:
         """Run a job, of which each seed has one of each algorithm, and yield what it tells."""
         cell = self.cell
         own = [subject for subject in self.subjects if subject.algorithm == algorithm]
-        running = [each for each in own if number < cell.seeds and cell.races(each)]
+        raced = [each for each in own if each.accuracy and (each.phases == 1 or cell.model.switch)]
+        running = raced if number < cell.seeds else []
         first = number * len(running) // max(1, cell.seeds)  # each seed begins with another one
         running = [*running[first:], *running[:first]]
         job: Result = {
@@ -107,18 +107,18 @@ class CellRace:
         """Return what a job has to know of a subject; ``config``: more of its configuration."""
         config |= {"overlap": subject.overlap and not subject.horovod}
         if subject.reducer == AUTO:
-            config["profile"] = str(self._profile)
+            config["profile"] = self._profile
         return {"name": subject.name, "horovod": subject.horovod, "config": config}
 
     @property
-    def _profile(self) -> Path:
-        return self.cluster.folder / "profile.json"
+    def _profile(self) -> str:
+        return str(self.cluster.folder / "profile.json")
 
     def _tune(self) -> None:
         """Measure the links, and reducers on the model's gradient, as one does before ``reducer: auto``."""
         auto = Subject(AUTO, AUTO)
         config = self.cell.config() | {"phases": [self.cell.stepping(auto)]}
-        words = cloudtrain("tune", "--profile", str(self._profile), self.cluster.write("tune.yaml", config))
+        words = cloudtrain("tune", "--profile", self._profile, self.cluster.write("tune.yaml", config))
         list(self._told_by(words, auto.algorithm, "cloudtrain tune"))
 
     @cached_property
@@ -127,7 +127,7 @@ class CellRace:
         found = {}
         for subject in self.subjects:
             if subject.steps and not subject.horovod:
-                told = self._told(subject, profile=str(self._profile))["config"]
+                told = self._told(subject, profile=self._profile)["config"]
                 config = self.cell.config() | told | {"phases": [self.cell.stepping(subject)]}
                 words = cloudtrain("plan", self.cluster.write("plan.yaml", config), "--json")
                 (plan,) = objects_in(output(words, os.environ))
@@ -177,9 +177,10 @@ class CellRace:
         target = self.cell.model.target
         seconds, reached = dict[Subject, Seconds](), dict[Subject, int]()
         for subject, results in told.items():
-            ends = [seconds_to(target, each["curve"]) for each in results]
+            curves = [each["curve"] for each in results]
+            ends = [next((at for at, accuracy in own if accuracy >= target), None) for own in curves]
             reached[subject] = len(ends) - ends.count(None)
-            last = [each["curve"][-1][0] for each in results]
+            last = [own[-1][0] for own in curves]
             seconds[subject] = Seconds.of(
                 [end if at is None else at for at, end in zip(ends, last, strict=True)]
             )
@@ -226,10 +227,6 @@ class CellRace:
         record = Record("race", case, subject.name, seconds, bytes=sent and LinkBytes(**sent), more=more)
         best = min(peers, key=lambda each: peers[each].median, default=subject)
         return record if best == subject else record.beside(best.name, peers[best])
-
-
-def seconds_to(target: float, curve: Sequence[Sequence[float]]) -> float | None:
-    return next((seconds for seconds, accuracy in curve if accuracy >= target), None)
 
 
 def title_of(record: Record) -> str:
@@ -299,9 +296,15 @@ def show(records: Sequence[Record]) -> None:
 
 
 def main(
-    rate: Annotated[Words, Option(help="of the links; may be repeated [0.2gbit, 1gbit, 10gbit]")] = None,
-    layout: Annotated[Words, Option(help="nodes x ranks on each; may be repeated [4x1, 4x2]")] = None,
-    model: Annotated[Words, Option(help=f"{', '.join(RACED)}; may be repeated [mlp, resnet20]")] = None,
+    rate: Annotated[
+        list[str] | None, Option(help="of the links; may be repeated [0.2gbit, 1gbit, 10gbit]")
+    ] = None,
+    layout: Annotated[
+        list[str] | None, Option(help="nodes x ranks on each; may be repeated [4x1, 4x2]")
+    ] = None,
+    model: Annotated[
+        list[str] | None, Option(help=f"{', '.join(RACED)}; may be repeated [mlp, resnet20]")
+    ] = None,
     reducer: Annotated[Words, Option(help="to race, or auto; may be repeated [all]")] = None,
     seeds: Annotated[
         int | None, Option(min=0, help="runs to the accuracy, in the first cell; 0: none [3]")

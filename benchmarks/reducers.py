@@ -28,7 +28,7 @@ from benchmarks.jobs import (
     record_of,
 )
 from benchmarks.memory import dense_vectors, traced
-from commlib import Communicator, Reducer, Topology
+from commlib import Communicator, Topology
 from commlib.errors import InvalidArgument, look_up
 from commlib.transport import simulated
 from commlib.tuning.probe import Gradients
@@ -60,9 +60,6 @@ SIZES = (1_000_000, 14_728_266, 25_557_032)  # and VGG-16, ResNet-50
 DENSITIES = (0.01, 0.001)
 STEPS, PROBE_STEPS = 20, 5
 STAGES = ("select", "intra", "inter", "combine")
-
-
-# ---- On the ranks of a job ----
 
 
 def measure(plan: Plan, *, horovod: bool = True) -> Iterator[Record]:
@@ -151,9 +148,7 @@ def memory(plan: Plan) -> Iterator[tuple[Candidate, float]]:
     """Yield what each reducer allocates on a rank, in vectors of the gradient's size."""
 
     def of(candidate: Candidate, gradients: Gradients, comm: Communicator) -> float:
-        def make(metered: Communicator) -> Reducer:
-            return candidate.make(Topology(metered, own), gradients.size, plan.density)
-
+        make = lambda metered: candidate.make(Topology(metered, own), gradients.size, plan.density)  # noqa: E731
         return dense_vectors(comm, make, gradients)
 
     ranks, own = plan.ranks or reducers.RANKS, plan.ranks_per_node or reducers.RANKS_PER_NODE
@@ -162,9 +157,6 @@ def memory(plan: Plan) -> Iterator[tuple[Candidate, float]]:
         simulated.run(partial(of, candidate, few), ranks, own)  # compiles kernels, which takes memory, too
         with traced():
             yield candidate, simulated.run(partial(of, candidate, plan.gradients), ranks, own)[0]
-
-
-# ---- On emulated clusters ----
 
 
 @dataclass(frozen=True)
@@ -184,13 +176,6 @@ class Sweep:
             look_up(ALGORITHMS, "algorithm", algorithm)
         for size, density in product(self.sizes, self.densities):
             Plan(size=size, density=density, reducers=self.reducers)
-
-    def measuring(self, density: float) -> list[str]:
-        """Return the arguments that choose the candidates of a density: dense ones with the first only."""
-        is_first = density == self.densities[0]
-        candidates = Plan(reducers=self.reducers).candidates()
-        chosen = [f"--reducer={each.name}" for each in candidates if is_first or each.sparse]
-        return [f"--density={density}", *chosen] if chosen else []
 
     def records(self) -> Generator[Record, None, None]:
         """Yield the records; however this ends, the cluster is gone."""
@@ -219,10 +204,12 @@ class Sweep:
             for reported in self._run(cluster, size, algorithm, *baseline, *horovod, keeps_memory=True)
             if reported.subject in PEERS
         ]
-        for density in self.densities:
-            chosen = self.measuring(density)
-            for reported in self._run(cluster, size, algorithm, *chosen, *horovod) if chosen else ():
-                if density == self.densities[0] or reported.subject not in PEERS:
+        for number, density in enumerate(self.densities):
+            candidates = Plan(reducers=self.reducers).candidates()  # dense ones with the first density only
+            chosen = [f"--reducer={each.name}" for each in candidates if number == 0 or each.sparse]
+            given = (*chosen, f"--density={density}", *horovod)
+            for reported in self._run(cluster, size, algorithm, *given) if chosen else ():
+                if number == 0 or reported.subject not in PEERS:
                     yield with_peers(reported, retained)
         yield from retained
 

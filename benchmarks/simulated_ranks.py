@@ -34,8 +34,6 @@ from training.run.local_steps import LocalSteps
 from training.run.step import TrainingStep, parts_of
 from training.run.trainer import Trainer
 
-Do = Callable[[int], Any]
-
 
 @dataclass
 class RankTotals:
@@ -51,13 +49,13 @@ class Ranks:
 
     def __init__(self, layout: Sequence[int]) -> None:
         self.layout, self.count = layout, sum(layout)
-        self.do: Do | None = None
+        self.do: Callable[[int], Any] | None = None
         self.results: list[Any] = [None] * self.count
         self.topologies: list[Any] = [None] * self.count  # until a rank puts its own there, as in the next
         self.gradients: list[Any] = [None] * self.count
         self.totals = [RankTotals() for _ in range(self.count)]
 
-    def all_do(self, do: Do | None) -> list[Any]:
+    def all_do(self, do: Callable[[int], Any] | None) -> list[Any]:
         """Return what each rank does; rank 0 calls it, the others wait for it, and end with ``None``."""
         self.do = do
         self.take_part(self.topologies[0].world)

@@ -22,12 +22,6 @@ ROWS_OF_RANK = 1000  # in a step there, and in the picture
 MOST_LINES = 4  # of a picture
 
 
-def is_first_case(record: Record) -> bool:
-    """Return whether it is of the first case that is shown: url, logistic, on the cluster."""
-    keys = {"shape": "url", "loss": "logistic", "solver": "sgd", "batch_size": ROWS_OF_RANK}.items()
-    return keys <= record.case.items() and not {"until", "clock"} & record.case.keys()
-
-
 def groups(results: Results) -> Iterator[list[Record]]:
     """Yield the records of each case on ranks, a dense one first."""
     on_ranks = [each for each in results.records if "until" not in each.case]

@@ -45,9 +45,6 @@ def test_ranks_that_are_connected_by_pipes_see_the_bits_of_simulated_ones():
     for thread in threads:
         thread.join()
     found = found[0]
-    assert [what for what, _ in found] == ["collectives"] + ["reducer"] * 2 * len(sizes) * len(
-        gpu_checks.CASES
-    )
-    assert found[0][1] and all(found[0][1].values())
-    for _, each in found[1:]:
+    assert [what for what, _ in found] == ["reducer"] * 2 * len(sizes) * len(gpu_checks.CASES)
+    for _, each in found:
         assert each["digests"] == gpu_checks.in_threads(each["case"], ranks, each["ranks_per_node"], np)
