@@ -296,15 +296,9 @@ def show(records: Sequence[Record]) -> None:
 
 
 def main(
-    rate: Annotated[
-        list[str] | None, Option(help="of the links; may be repeated [0.2gbit, 1gbit, 10gbit]")
-    ] = None,
-    layout: Annotated[
-        list[str] | None, Option(help="nodes x ranks on each; may be repeated [4x1, 4x2]")
-    ] = None,
-    model: Annotated[
-        list[str] | None, Option(help=f"{', '.join(RACED)}; may be repeated [mlp, resnet20]")
-    ] = None,
+    rate: Annotated[Words, Option(help="of the links; may be repeated [0.2gbit, 1gbit, 10gbit]")] = None,
+    layout: Annotated[Words, Option(help="nodes x ranks on each; may be repeated [4x1, 4x2]")] = None,
+    model: Annotated[Words, Option(help=f"{', '.join(RACED)}; may be repeated [mlp, resnet20]")] = None,
     reducer: Annotated[Words, Option(help="to race, or auto; may be repeated [all]")] = None,
     seeds: Annotated[
         int | None, Option(min=0, help="runs to the accuracy, in the first cell; 0: none [3]")
