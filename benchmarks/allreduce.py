@@ -3,8 +3,6 @@
 They are reducers, so that the same check applies to them. Their bytes are unknown: MPI does not report them.
 """
 
-from typing import Any
-
 import numpy as np
 
 from commlib import Topology
@@ -41,7 +39,17 @@ class HorovodAllReduce(Reducer):
     sparse = False
 
     def __init__(self, topology: Topology, size: int) -> None:
-        self._horovod, self._tensorflow = _horovod()
+        from training.process.tf_logging import import_tensorflow
+
+        import_tensorflow()
+        import horovod.tensorflow as hvd
+        import tensorflow as tf
+
+        self._horovod, self._tensorflow = hvd, tf
+        if not hvd.is_initialized():
+            tf.config.threading.set_intra_op_parallelism_threads(1)
+            tf.config.threading.set_inter_op_parallelism_threads(1)
+            hvd.init()
         super().__init__(topology, size)
 
     def _reduce(self, gradient: Float32, buffer: MeanBuffer) -> Outcome:
@@ -94,18 +102,3 @@ PEERS: dict[str, type[Reducer]] = {"mpi": MPIAllReduce, "horovod": HorovodAllRed
 BUSY = {"horovod"}
 FLOOR = "bare"
 ALLREDUCES: dict[str, type[Reducer]] = {**PEERS, FLOOR: BareExchange}
-
-
-def _horovod() -> tuple[Any, Any]:
-    """Return Horovod, initialised, and TensorFlow with one thread a rank."""
-    from training.process.tf_logging import import_tensorflow
-
-    import_tensorflow()
-    import horovod.tensorflow as hvd
-    import tensorflow as tf
-
-    if not hvd.is_initialized():
-        tf.config.threading.set_intra_op_parallelism_threads(1)
-        tf.config.threading.set_inter_op_parallelism_threads(1)
-        hvd.init()
-    return hvd, tf

@@ -8,7 +8,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,10 +39,12 @@ def records(folder: Path, setting: Setting) -> Iterator[Record]:
     throttled = {"rate": f"{GBIT}gbit", "latency_seconds": LATENCY_SECONDS}
     for each in cache.measure(setting, more):
         yield replace(each, case=each.case | throttled)
-    with one_core():
-        alone = setting.cache(setting.dirs, threads=1)
-        run = partial(setting.read, alone, setting.cached_batches)
-        seconds = seconds_a_sample({ONE_CORE: run}, setting.runs)[ONE_CORE]
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    alone = setting.cache(setting.dirs, threads=1)
+    run = partial(setting.read, alone, setting.cached_batches)
+    seconds = seconds_a_sample({ONE_CORE: run}, setting.runs)[ONE_CORE]
+    os.sched_setaffinity(0, cores)
     found = record(setting, ONE_CORE, seconds)
     yield replace(found, case=found.case | throttled)
 
@@ -56,21 +57,11 @@ def _of_tensorflow(dataset: Any, setting: Setting, skip: int = 0) -> Run:
     return lambda epoch: sum(int(next(batches)[1].shape[0]) for _ in range(setting.cached_batches))
 
 
-@contextmanager
-def one_core() -> Iterator[None]:
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(before)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-# ---- Input pipelines of tf.data, as its guides recommend ----
-
-
 def decoded_each_time(folder: Path, manifest: Manifest, crop: Augmentation, batch: int) -> Any:
-    """Return batches of crops, each decoded from its file: only the part that is cropped."""
+    """Return batches of crops, each decoded from its file, only the part that is cropped.
+
+    This input pipeline of tf.data and the next are as its guides recommend.
+    """
 
     def picture(path: Any, label: Any) -> Any:
         encoded = tf.io.read_file(path)

@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from benchmarks.drawing.pages import rewrite
+from benchmarks.drawing.pages import markdown, rewrite
 from benchmarks.drawing.style import PALETTE, docs_picture
-from benchmarks.drawing.tables import markdown
 from training.bench.record import machine
 from training.config.reading import resolve
 from training.tasks import TASKS, Metric
@@ -191,12 +190,15 @@ def trained(case: Case) -> dict[str, Any]:
     """Train a case, and return its record; in a process of its own."""
     content = plan()
     run, lines = train(content, case)
+    losses = np.array([line["loss"] for line in lines if line["kind"] == "step"], np.float64)
+    parts = np.array_split(losses, min(LOSSES, len(losses)))
     keys = ("epoch", "steps", "loss", *metrics_of(content["experiments"][case.experiment]))
     return {
         "bench": "convergence",
         "case": asdict(case),
         "epochs": [{key: line[key] for key in keys} for line in lines if line["kind"] == "epoch"],
-        "losses": loss_means([line["loss"] for line in lines if line["kind"] == "step"]),
+        # Of a part without a finite loss, ``None``.
+        "losses": [None if np.isnan(part).all() else float(np.nanmean(part)) for part in parts],
         "sent_bytes": max(totals.sent.inter for totals in run.totals),
         "skipped_steps": sum(phase.skipped_steps for phase in run.summary.phases),
         "machine": machine(),
@@ -226,12 +228,6 @@ def train(content: Mapping[str, Any], case: Case) -> tuple[Any, list[dict[str, A
     return run, lines
 
 
-def loss_means(losses: Sequence[float | None]) -> list[float | None]:
-    """Return means over equal parts of a run; of a part without a finite loss, ``None``."""
-    parts = np.array_split(np.array(losses, np.float64), min(LOSSES, len(losses)))
-    return [None if np.isnan(part).all() else float(np.nanmean(part)) for part in parts]
-
-
 def train_missing(
     planned: Iterable[Case], trained: Callable[[Case], dict[str, Any]], records: Path
 ) -> Iterator[dict[str, Any]]:
@@ -259,24 +255,20 @@ def blocks() -> dict[str, str]:
     return found
 
 
-def draw() -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--run", nargs="*", metavar="NAME", help="train these experiments; all by default")
+    arguments = parser.parse_args()
     content, records = plan(), recorded()
+    if arguments.run is not None:
+        for record in train_missing(cases(content, arguments.run), trained, RECORDS):
+            print(f"{case_of(record)}: {record['epochs'][-1]}", flush=True)
+        return
     rewrite(PAGE, blocks())
     for name, experiment in content["experiments"].items():
         if not is_of_bytes(experiment) and (own := by_place(name, experiment, records)):
             draw_curves(PICTURES / f"{name}.svg", own, experiment)
     draw_bytes(PICTURES / "equal_bytes.svg", content, records)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--run", nargs="*", metavar="NAME", help="train these experiments; all by default")
-    arguments = parser.parse_args()
-    if arguments.run is None:
-        draw()
-        return
-    for record in train_missing(cases(plan(), arguments.run), trained, RECORDS):
-        print(f"{case_of(record)}: {record['epochs'][-1]}", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 It needs the records only: python -m benchmarks.draw_benchmarks
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -13,11 +13,18 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 
-from benchmarks import claims
+from benchmarks import convergence, local_steps
 from benchmarks.drawing import linear
-from benchmarks.drawing.pages import Page, Results, fingerprint, newest, rewrite, with_block
+from benchmarks.drawing.pages import (
+    Results,
+    fingerprint,
+    markdown,
+    newest,
+    rate_in_words,
+    rewrite,
+    with_notes,
+)
 from benchmarks.drawing.style import STAGES, WAITING, WHOLE, legend, name_row, note, open_up, picture
-from benchmarks.drawing.tables import markdown, with_notes
 from benchmarks.jobs import world
 from benchmarks.linear import of_ranks
 from benchmarks.pto import tables as pto_tables
@@ -30,7 +37,15 @@ from training.bench.selection import case_table
 from training.commands.printing import Table, milliseconds
 
 FOLDER = Path(__file__).resolve().parent
+ROOT = FOLDER.parent
 ROWS = 10
+OLDER = " †"  # the code that was measured has changed since
+STEP, ACCURACY = {"unit": A_STEP}, {"unit": TO_ACCURACY}
+STEP_OF_MLP, MLP_TO_91 = "a step of an MLP of 10 M weights", "that MLP to 91 % test accuracy"
+LSTM = "an LSTM of 0.9 M weights to the loss of dense after 3/4 of its steps"
+RING, BARE = ("horovod, ring", "Horovod, MPI's ring"), ("horovod", "Horovod out of the box")
+TORUS, GLOO = ("torus2d", "`torus2d`, the fastest dense one"), ("ddp over gloo", "PyTorch's DDP over Gloo")
+POWERSGD = ("ddp, PowerSGD hook of rank 4", "DDP with its PowerSGD hook")
 
 
 @dataclass(frozen=True)
@@ -54,9 +69,6 @@ class Section:
             records.sort(key=lambda record: record.seconds.median)
         table = self.table(records)
         return f"{results.source}\n{with_notes(replace(table, rows=table.rows[:ROWS]))}"
-
-
-# ---- Pictures ----
 
 
 def draw_cluster(records: Sequence[Record], path: Path) -> None:
@@ -152,13 +164,6 @@ def draw_cache(records: Sequence[Record], path: Path) -> None:
         axes.invert_yaxis()
 
 
-# ---- The pages ----
-
-
-def of_norms(results: Results) -> Iterator[str]:
-    return map(with_notes, pto_tables(results.records))
-
-
 def gpu_tables(results: Results) -> Iterator[str]:
     for _, own in groupby(results.records, key=lambda record: (record.case["size"], record.case["entry"])):
         yield with_notes(case_table(list(own)))
@@ -173,26 +178,29 @@ def few_densities(records: Sequence[Record]) -> Table:
     return table_of([each for each in records if each.case["density"] in (None, 0.01)])
 
 
-ACCURACY, CLUSTER = "race-mlp-4x1-0.2gbit-accuracy.svg", "cluster-1gbit-14728266.svg"
+ACCURACY_PICTURE, CLUSTER_PICTURE = "race-mlp-4x1-0.2gbit-accuracy.svg", "cluster-1gbit-14728266.svg"
 OF_VGG16 = {"rate": "1gbit", "size": 14_728_266}
+LINEAR = {"shape": "url", "loss": "logistic", "solver": "sgd", "batch_size": 1000, "mpi_algorithm": "ring"}
 SELECTION = {"size": 25_000_000, "density": 0.001, "input": "gaussian"}
 SECTIONS = (
     Section("race", "race", steps_table, has(unit=A_STEP), "race-mlp-4x1.svg", draw_steps, True),
-    Section("accuracy", "race", runs_table, has(unit=TO_ACCURACY), ACCURACY, draw_runs),
-    Section("cluster", "cluster", few_densities, has(**OF_VGG16), CLUSTER, draw_cluster, True),
+    Section("accuracy", "race", runs_table, has(unit=TO_ACCURACY), ACCURACY_PICTURE, draw_runs),
+    Section("cluster", "cluster", few_densities, has(**OF_VGG16), CLUSTER_PICTURE, draw_cluster, True),
     Section("cluster-1m", "cluster-1m", table_of, has(), "cluster-1m-1gbit-1000000.svg", draw_cluster, True),
     Section("reducers", "reducers", table_of),
     Section("selection", "selection", case_table, has(**SELECTION)),
     Section("gpu-selection", "gpu-selection", case_table, has(size=1 << 27, entry="float32")),
     Section("cache", "cache", cache_table, picture="cache.svg", draw=draw_cache),
     Section("pto", "pto", lambda records: next(pto_tables(records))),
-    Section("linear", "linear", of_ranks, linear.is_first_case),
+    Section("linear", "linear", of_ranks, has(**LINEAR)),
 )
-PAGES = (
-    Page("docs/pto.md", "pto", of_norms, "benchmarks/run.sh"),
-    Page("docs/linear.md", linear.KIND, linear.tables, "benchmarks/run.sh"),
-    Page("docs/gpu.md", "gpu-selection", gpu_tables, "scripts/gpu.sh"),
+# Pages of docs/ with tables of the records of a kind, and the command that measures them.
+PAGES: tuple[tuple[str, str, Callable[[Results], Iterable[str]], str], ...] = (
+    ("docs/pto.md", "pto", lambda results: map(with_notes, pto_tables(results.records)), "benchmarks/run.sh"),
+    ("docs/linear.md", linear.KIND, linear.tables, "benchmarks/run.sh"),
+    ("docs/gpu.md", "gpu-selection", gpu_tables, "scripts/gpu.sh"),
 )
+NOT_YET = "Not measured yet.\n"
 
 
 def planned(found: dict[str, Results]) -> str:
@@ -200,11 +208,11 @@ def planned(found: dict[str, Results]) -> str:
     races = [each for each in found.values() if any("planned_seconds" in one.more for one in each.records)]
     records = [each for race in races for each in race.records if each.more.get("planned_seconds")]
     if not records:
-        return "Not measured yet.\n"
+        return NOT_YET
     ratios = [record.more["planned_seconds"] / record.seconds.median for record in records]
     off = [abs(each - 1) for each in ratios]
     near = sum(each <= 0.2 for each in off)
-    sources = ", ".join(race.link for race in races).replace("](results/", "](../benchmarks/results/")
+    sources = from_docs(", ".join(race.link for race in races))
     verdict = f"Of {len(off)} steps {near} are planned within 20 %, half within {median(off):.0%}"
     verdict += f" ({sources}).\n"
     rows = []
@@ -216,34 +224,111 @@ def planned(found: dict[str, Results]) -> str:
     return f"{verdict}\n{markdown(header, rows)}"
 
 
-def page(text: str, found: dict[str, Results]) -> str:
+@dataclass(frozen=True)
+class Claim:
+    """A subject beside a peer of the same records and case; ``peer``: its name there, and as it is shown."""
+
+    what: str
+    kind: str
+    case: dict[str, Any]
+    subject: str
+    peer: tuple[str, str]
+
+    def row(self, results: Results) -> list[str]:
+        own, other = self._record(results, self.subject), self._record(results, self.peer[0])
+        assert own.more.get("reached") == own.more.get("seeds"), "a run that has not arrived has no time"
+        cells = _cells(self.subject, own.seconds.median, self.peer[1], other.seconds.median)
+        link = results.path.relative_to(ROOT)
+        cores = f"[{own.more['machine']['cores']}]({link})" + OLDER * (not results.is_current)
+        return [self.what, _links(own.case), *cells, cores]
+
+    def _record(self, results: Results, subject: str) -> Record:
+        own = (each for each in results.records if each.subject == subject)
+        (found,) = (each for each in own if self.case.items() <= each.case.items())
+        return found
+
+
+CLAIMS = (
+    Claim(STEP_OF_MLP, "race", STEP, "hitopk", RING),
+    Claim(STEP_OF_MLP, "race", STEP, "auto", RING),
+    Claim(MLP_TO_91, "race", ACCURACY, "hitopk", RING),
+    Claim(MLP_TO_91, "race", ACCURACY, "oktopk", RING),
+    Claim(STEP_OF_MLP, "race-all", STEP, "hitopk", TORUS),
+    Claim(STEP_OF_MLP, "race-all", STEP, "hitopk", BARE),
+    Claim("a step in PyTorch, 10 M weights", "torch-ddp", {"network": "wide"}, "hitopk, gap+fp16", GLOO),
+    Claim("a step in PyTorch, 10 M weights", "torch-ddp", {"network": "wide"}, "hitopk, gap+fp16", POWERSGD),
+)
+
+
+def _links(case: dict[str, Any]) -> str:
+    nodes = case["ranks_of_nodes"]
+    return f"{rate_in_words(case['rate'])}, {len(nodes)} × {nodes[0]}"
+
+
+def _cells(subject: str, seconds: float, peer: str, beside: float) -> list[str]:
+    names = (f"`{part}`" if part.islower() and " " not in part else part for part in subject.split(", "))
+    return [", ".join(names), _seconds(seconds), peer, _seconds(beside), f"{beside / seconds:.1f}"]
+
+
+def _seconds(value: float) -> str:
+    return f"{float(f'{value:.3g}'):,g} s"
+
+
+def claimed(found: dict[str, Results]) -> str:
+    """Return what the README claims of speed, as a table of the newest records."""
+    rows = [claim.row(found[claim.kind]) for claim in CLAIMS]
+    runs, records = local_steps.Runs.of(local_steps.plan()), convergence.recorded(local_steps.TIMES)
+    dense, subject = runs.content["times"]["dense"], "MuLoCo, 2 bits, H = 30"
+    for rate in ("50mbit", "10mbit"):
+        own = local_steps.on_cluster(records, rate, "4x1")
+        seconds = local_steps.seconds_to(runs.target, runs, own)
+        fastest = min((name for name in dense if name in seconds), key=seconds.__getitem__)
+        cells = _cells(subject, seconds[subject], f"`{fastest}`, the fastest dense one", seconds[fastest])
+        cores = f"[{own[subject]['machine']['cores']}](docs/local_steps.md#time-to-the-same-loss){OLDER}"
+        rows.append([LSTM, _links({"rate": rate, "ranks_of_nodes": [1] * 4}), *cells, cores])
+    header = ["what", "links, nodes × ranks", "here", "", "beside", "", "×", "cores"]
+    return markdown(header, rows)
+
+
+def from_docs(text: str) -> str:
+    """Return a text with links to records as a page of docs/ has them."""
+    return text.replace("](results/", "](../benchmarks/results/")
+
+
+def texts(found: dict[str, Results]) -> dict[str, dict[str, str]]:
+    """Return what stands between the marks of each page."""
+    readme = {}
     for section in SECTIONS:
-        block = section.markdown(found[section.kind]) if section.kind in found else "Not measured yet.\n"
-        text = with_block(text, section.name, f"\n{block}\n")
-    kinds = {section.kind for section in SECTIONS}
-    others = "".join(f"- {results.link}\n" for kind, results in found.items() if kind not in kinds)
-    return with_block(text, "others", f"\n{others}\n")
+        block = section.markdown(found[section.kind]) if section.kind in found else NOT_YET
+        readme[section.name] = f"\n{block}\n"
+    others = found.keys() - {section.kind for section in SECTIONS}
+    listed = "".join(f"- {found[kind].link}\n" for kind in found if kind in others)
+    readme["others"] = f"\n{listed}\n"
+    pages = {"benchmarks/README.md": readme, "README.md": {"claims": claimed(found)}}
+    pages["docs/validation.md"] = {"planned": planned(found)}
+    for path, kind, tables, command in PAGES:
+        measured = f"Nothing has been measured yet: `{command}` does.\n"
+        if kind in found:
+            measured = "\n".join([from_docs(found[kind].source), *tables(found[kind])])
+        pages[path] = {"measured": f"\n{measured}\n"}
+    return pages
 
 
-def fingerprints(found: dict[str, Results]) -> dict[str, str]:
-    """Return for each picture the digest of its records, which the picture has among its metadata."""
-    drawn = [each for each in SECTIONS if each.kind in found and each.draw is not None]
-    return {each.picture: fingerprint(each.records(found[each.kind])) for each in drawn}
+def drawn(found: dict[str, Results]) -> Iterator[tuple[Section, list[Record]]]:
+    """Yield the sections that have a picture, with its records."""
+    for section in SECTIONS:
+        if section.kind in found and section.draw is not None:
+            yield section, section.records(found[section.kind])
 
 
 def write() -> None:
-    found, readme = newest(FOLDER / "results"), FOLDER / "README.md"
-    readme.write_text(page(readme.read_text(), found))
-    for section in SECTIONS:
-        if section.kind in found and section.draw is not None:
-            section.draw(section.records(found[section.kind]), FOLDER / section.picture)
+    found = newest(FOLDER / "results")
+    for path, blocks in texts(found).items():
+        rewrite(ROOT / path, blocks)
+    for section, records in drawn(found):
+        section.draw(records, FOLDER / section.picture)
     if linear.KIND in found:
-        linear.draw(found[linear.KIND], FOLDER.parent / linear.PICTURE)
-    rewrite(FOLDER.parent / "README.md", {"claims": claims.table(found)})
-    rewrite(FOLDER.parent / "docs/validation.md", {"planned": planned(found)})
-    for each in PAGES:
-        file = FOLDER.parent / each.path
-        file.write_text(each.with_measured(file.read_text(), found))
+        linear.draw(found[linear.KIND], ROOT / linear.PICTURE)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 
 from benchmarks.drawing.style import LOOP_STAGES, STAGES, legend, picture
 
-LOOP, ENGINE = 0, 1  # threads of the trace
+THREADS = ("loop", "engine")  # of a rank in the trace, by their numbers
 COLORS = {name: color for name, color in LOOP_STAGES.items() if name != "data_wait"} | STAGES
 HEIGHT = 0.8  # of a row, of which there are two a rank
 Event = dict[str, Any]
@@ -25,12 +25,11 @@ def spans(content: dict[str, Any]) -> list[Event]:
     They begin with each rank's second step: before it, ranks still wait for the slowest to be ready.
     """
     events = [each for each in content["traceEvents"] if each["ph"] == "X"]
-    begins: dict[int, float] = {}
-    for rank in {each["pid"] for each in events}:
-        steps = sorted(
-            each["ts"] for each in events if each["pid"] == rank and each["name"].startswith("step ")
-        )
-        begins[rank] = steps[min(1, len(steps) - 1)]
+    steps: dict[int, list[float]] = {}
+    for each in events:
+        if each["name"].startswith("step "):
+            steps.setdefault(each["pid"], []).append(each["ts"])
+    begins = {rank: sorted(own)[:2][-1] for rank, own in steps.items()}
     first = min(begins.values())
     return [
         each | {"ts": each["ts"] - first}
@@ -51,7 +50,7 @@ def draw(events: Sequence[Event], path: Path) -> None:
         rows = {
             f"rank {rank}, {name}": 2.4 * place + thread
             for place, rank in enumerate(ranks)
-            for thread, name in ((LOOP, "loop"), (ENGINE, "engine"))
+            for thread, name in enumerate(THREADS)
         }
         axes.set_yticks([row + HEIGHT / 2 for row in rows.values()], list(rows))
         axes.invert_yaxis()

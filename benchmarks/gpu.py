@@ -35,14 +35,13 @@ RECALL = 0.95
 SUBJECTS = [name for name in DEVICE_SELECTORS if name != "mstopk"]  # which is "exact"
 SWEEP = "exact, summed"
 SEED = 1
+PASSES = 30  # of the paper's search
 
 Array = Any
 BenchCandidate = Callable[[Array], Any]
 
 
-def paper_search(
-    vector: Float32, k: int, samplings: int = 30, *, arrays: Any = np
-) -> tuple[float, float, int, int]:
+def paper_search(vector: Float32, k: int, *, arrays: Any = np) -> tuple[float, float, int, int]:
     """Return the paper's two thresholds and their counts (HiTopKComm, algorithm 1, lines 1–24).
 
     ``(upper, lower, above_upper, above_lower)``: ``above_upper <= k`` entries reach the upper threshold, or
@@ -56,7 +55,7 @@ def paper_search(
     low, high = 0.0, 1.0
     upper, lower = 0.0, 0.0
     above_upper, above_lower = 0, len(vector)
-    for _ in range(samplings):
+    for _ in range(PASSES):
         ratio = low + (high - low) / 2
         threshold = mean + ratio * (largest - mean)
         count = int(arrays.count_nonzero(magnitudes >= threshold))
@@ -156,7 +155,9 @@ def _measure_case(
             subjects[name] = Peer(_checked(name, case, inputs[0], device.cupy))
         except WrongResult as error:
             wrong.append(error)
-    subjects[SWEEP] = Peer(_sweep(case, device.cupy))
+    selector = make_device_selector("exact", case["size"], case["k"])
+    residual, out = device.cupy.zeros((2, case["size"]), device.cupy.float32)
+    subjects[SWEEP] = Peer(lambda gradient: selector.select_sum(gradient, residual, out))
     peers = {name: _tried(make, case, inputs[0], device.cupy) for name, make in PEERS.items()}
     found = {name: peer for name, peer in peers.items() if not isinstance(peer, str)}
     seconds = alternate(subjects | found, inputs, RUNS, device.seconds, limit_seconds=SECONDS_EACH)
@@ -193,15 +194,6 @@ def _checked(name: str, case: dict[str, Any], vector: Array, cupy: Any) -> Bench
     indices, values = selection.indices[:found], selection.values[:found]
     check_selection(name, case["k"], vector, indices, values, cupy)
     return selector.select
-
-
-def _sweep(case: dict[str, Any], cupy: Any) -> BenchCandidate:
-    selector = make_device_selector("exact", case["size"], case["k"])
-    residual, out = cupy.zeros((2, case["size"]), cupy.float32)
-    return lambda gradient: selector.select_sum(gradient, residual, out)
-
-
-# ---- Peers ----
 
 
 def _copy(k: int, size: int, cupy: Any) -> Peer:

@@ -16,7 +16,8 @@ import platform
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,9 @@ from commlib import Communicator, Topology, make_reducer
 from commlib.transport import nccl, simulated
 from commlib.transport.base import Request, Requests, check_color
 from commlib.tuning.probe import Gradients
-from commlib.vectors import partition
 
 Case = tuple[str, dict[str, Any], int]  # a reducer, its options, and the size
+Finding = tuple[str, dict[str, Any]]  # of which check, and what
 PipesOfRanks = Sequence[Sequence["SimpleQueue[Any]"]]
 
 STEPS = 3
@@ -104,9 +105,6 @@ class Pipes(Communicator):
         return Receipt(self, array, source)
 
 
-# ------------------------------------------------------------- the checks of a rank
-
-
 gradients_of = functools.lru_cache(maxsize=1)(Gradients)  # those of a size are drawn once
 
 
@@ -127,71 +125,32 @@ def host(array: Any) -> Any:
     return array.get() if hasattr(array, "get") else array
 
 
-def collectives(comm: Communicator) -> dict[str, bool]:
-    arrays, rank, size = comm.arrays, comm.rank, comm.size
-    vectors = [gradients_of(4099).of(other, 0) for other in range(size)]
-    bounds = partition(4099, size)
-    expected = vectors[0]
-    for vector in vectors[1:]:
-        expected = expected + vector
-    own = arrays.asarray(vectors[rank])
-    part = comm.reduce_scatter(own, bounds)
-    found = {"reduce_scatter": host(part).tobytes() == expected[bounds[rank] : bounds[rank + 1]].tobytes()}
-
-    def begin_as_the_vectors(parts: Sequence[Any]) -> bool:
-        pairs = zip(parts, vectors, strict=True)
-        return all(host(part).tobytes() == vector[: len(part)].tobytes() for part, vector in pairs)
-
-    parts = {
-        "equal": list(arrays.zeros((size, 1000), np.float32)),
-        "unequal": [arrays.zeros(7 * other, np.float32) for other in range(size)],
-    }
-    for what, incoming in parts.items():
-        comm.allgather(own[: len(incoming[rank])], incoming)
-        found[f"allgather of {what} parts"] = begin_as_the_vectors(incoming)
-    incoming = [arrays.zeros(100 + rank, np.float32) for _ in range(size)]
-    comm.exchange([own[: 100 + other] for other in range(size)], incoming)
-    return found | {"exchange": begin_as_the_vectors(incoming)}
-
-
 def rank_through_nccl(pipes: PipesOfRanks, rank: int, sizes: Sequence[int], out: Any) -> None:
     """Run all checks as one rank of NCCL; ``out`` gets the findings of rank 0, or an error."""
     try:
         begun = time.perf_counter()
         comm = nccl.over(Pipes(pipes, rank, range(len(pipes))), share_gpus=True)
-        report("connect", {"ranks": comm.size, "seconds": time.perf_counter() - begun}, rank, out)
-        check(comm, sizes, out)
+        connected = {"ranks": comm.size, "seconds": time.perf_counter() - begun}
+        for found in chain([("connect", connected)], check(comm, sizes)):
+            if rank == 0:
+                out.put(found)
     except BaseException:  # noqa: BLE001 - of any kind: the parent prints it
         out.put(("failed", {"rank": rank, "error": traceback.format_exc()}))
 
 
-def check(comm: Communicator, sizes: Sequence[int], out: Any) -> None:
-    every = comm.allgather_objects(collectives(comm))
-    report("collectives", {key: all(each[key] for each in every) for key in every[0]}, comm.rank, out)
-    topologies = {per_node: Topology(comm, ranks_per_node=per_node) for per_node in layouts(comm.size)}
+def check(comm: Communicator, sizes: Sequence[int]) -> Iterator[Finding]:
+    """Yield what is found, the same on all ranks: each rank on a node of its own, and all on one."""
+    topologies = {per_node: Topology(comm, ranks_per_node=per_node) for per_node in (1, comm.size)}
     for case in cases(sizes):
         for per_node, topology in topologies.items():
             begun = time.perf_counter()
             seen = comm.allgather_objects(digests(topology, *case))
             found = {"case": case, "ranks_per_node": per_node, "digests": seen}
-            report("reducer", found | {"seconds": time.perf_counter() - begun}, comm.rank, out)
-
-
-def report(what: str, found: dict[str, Any], rank: int, out: Any) -> None:
-    if rank == 0:
-        out.put((what, found))
+            yield "reducer", found | {"seconds": time.perf_counter() - begun}
 
 
 def cases(sizes: Sequence[int]) -> list[Case]:
     return [(*case, size) for size in sizes for case in CASES]
-
-
-def layouts(ranks: int) -> tuple[int, ...]:
-    """Return the ranks per node that are tried: each on a node of its own, and all on one."""
-    return (1, ranks)
-
-
-# ------------------------------------------------------------- the parent
 
 
 def connected(ranks: int) -> PipesOfRanks:
@@ -199,7 +158,7 @@ def connected(ranks: int) -> PipesOfRanks:
     return [[context.SimpleQueue() for _ in range(ranks)] for _ in range(ranks)]
 
 
-def through_nccl(ranks: int, sizes: Sequence[int], limit: float) -> list[tuple[str, dict[str, Any]]]:
+def through_nccl(ranks: int, sizes: Sequence[int], limit: float) -> list[Finding]:
     """Run ranks as processes that share the GPU; return their findings until they ended or ``limit``."""
     context = multiprocessing.get_context("spawn")
     pipes, out = connected(ranks), context.Queue()
@@ -257,7 +216,7 @@ def compare(ranks: int, sizes: Sequence[int], limit: float) -> bool:
             print_json(what, found)
             right &= what != "failed" and all(found.values())
     for case in cases(sizes[:-1]):
-        for per_node in layouts(THREADS):
+        for per_node in (1, THREADS):
             expected = in_threads(case, THREADS, per_node, np)
             run = functools.partial(in_threads, case, THREADS, per_node, cupy)
             right &= is_same(case, THREADS, per_node, "one process", run, expected)
@@ -294,9 +253,8 @@ def through_pinned_buffers(case: Case, ranks: int) -> list[Any]:
 
 
 def in_threads(case: Case, ranks: int, per_node: int, arrays: Any) -> list[Any]:
-    return simulated.run(
-        lambda comm: digests(Topology(comm, ranks_per_node=per_node), *case), ranks, arrays=arrays
-    )
+    body = lambda comm: digests(Topology(comm, ranks_per_node=per_node), *case)  # noqa: E731
+    return simulated.run(body, ranks, arrays=arrays)
 
 
 def print_json(what: str, found: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ r"""The exchange of a tree of JAX arrays by ``dense``, and by a bare ``MPI.Allre
 Both begin with arrays of JAX and end with their means as arrays of JAX, in turn. Rank 0 prints a JSON object.
 """
 
-import time
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ from mpi4py import MPI
 
 import commlib
 from commlib.jax import DistributedGradients
-from training.bench.record import Record, Seconds
+from training.bench.record import Record, alternate, elapsed
 
 STEPS = 200
 SHAPES = {"w1": (1024, 2048), "b1": (2048,), "w2": (2048, 1000), "b2": (1000,)}  # 16.5 MB
@@ -43,17 +42,13 @@ def main() -> None:
     means = [jax.tree_util.tree_leaves(reduce(gradients)) for reduce in subjects.values()]
     for one, other in zip(*means, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
-    seconds: dict[str, list[float]] = {name: [] for name in subjects}
-    for _ in range(STEPS):
-        for name, reduce in subjects.items():
-            world.barrier()
-            start = time.perf_counter()
-            jax.block_until_ready(reduce(gradients))
-            seconds[name].append(time.perf_counter() - start)
-    slowest = {
-        name: Seconds.of(np.max(world.allgather_objects(taken), axis=0).tolist())
-        for name, taken in seconds.items()
-    }
+
+    def of_slowest(reduce: Any, given: dict[str, Any]) -> float:
+        world.barrier()
+        seconds = elapsed(lambda each: jax.block_until_ready(reduce(each)), given)
+        return max(world.allgather_objects(seconds))
+
+    slowest = alternate(subjects, [gradients], STEPS, of_slowest)
     if world.rank == 0:
         case = {"ranks_of_nodes": [len(node) for node in topology.nodes], "size": ours.exchange.size}
         more = {"jax": jax.__version__}

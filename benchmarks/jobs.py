@@ -13,18 +13,15 @@ from dataclasses import dataclass, fields, replace
 from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType
 from typing import Any
 
-from benchmarks.emulated.__main__ import ADDRESSES
+from benchmarks.emulated.__main__ import ADDRESSES, TIMED_OUT
 from commlib import LinkBytes
 from commlib.errors import InvalidArgument
 from training.bench.record import Record, Seconds, command
 from training.process.hosts import Ranks
 from training.process.job import FAILURE, INTERRUPTED, log_error
 from training.process.launch import KNOWN_ALREADY, RANK_TAG, command_line, is_noise
-
-Words = list[str] | None  # of an option that may be repeated
 
 EMULATED = (sys.executable, "-m", "benchmarks.emulated")
 MPIRUN = Path(sys.executable).with_name("mpirun")
@@ -36,7 +33,6 @@ FLAGS = (
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 OWN = ("cloudtrain: ", "cluster: ")
 NO_ERROR = ("cloudtrain: warning: ", "cloudtrain: compiling CPU kernels ")
-TIMED_OUT = 124
 # Open MPI's own choice may send twice as much between nodes as the best, which would flatter the candidates.
 DEFAULT = "default"
 ALGORITHMS = {DEFAULT: None, "ring": 4, "segmented ring": 5, "Rabenseifner": 6}
@@ -97,9 +93,6 @@ def on_this_machine(ranks: int, words: Sequence[str]) -> Iterator[Record]:
     yield from map(record_of, objects_in(output(command, {**os.environ, **ONE_THREAD})))
 
 
-# ---- Emulated clusters ----
-
-
 @dataclass(frozen=True)
 class Layout:
     """Nodes, and ranks on each, written as ``4x2``."""
@@ -124,18 +117,9 @@ class Layout:
     def ranks(self) -> int:
         return self.nodes * self.ranks_per_node
 
-    @property
-    def hosts(self) -> str:
-        """Return the nodes and how many ranks each has, as ``-H`` takes them."""
-        return ",".join(f"node{number}:{self.ranks_per_node}" for number in range(1, self.nodes + 1))
-
 
 def world(nodes: Sequence[int]) -> str:
-    """Return in words how many ranks are on how many nodes.
-
-    >>> world([2, 2, 2, 2]), world([3, 1])
-    ('4 nodes × 2 ranks', '2 nodes of 3 and 1 ranks')
-    """
+    """Return in words how many ranks are on how many nodes: 4 nodes × 2 ranks, 2 nodes of 3 and 1 ranks."""
     if len(set(nodes)) == 1:
         return f"{len(nodes)} nodes × {nodes[0]} rank{'s' if nodes[0] > 1 else ''}"
     return f"{len(nodes)} nodes of {' and '.join(map(str, nodes))} ranks"
@@ -157,6 +141,12 @@ class EmulatedCluster:
     def down(self) -> None:
         self._call("down")
 
+    def write(self, name: str, content: Any) -> str:
+        """Write a file for jobs to read, in JSON, which is YAML, too; return its path."""
+        file = self.folder / name
+        file.write_text(json.dumps(content))
+        return str(file)
+
     def _call(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run([*self._command, *arguments], capture_output=True, text=True, check=False)
 
@@ -164,8 +154,9 @@ class EmulatedCluster:
         self, layout: Layout, words: Sequence[str], environment: Mapping[str, str], timeout: float, what: str
     ) -> Iterator[dict[str, Any]]:
         """Yield the JSON objects that a command prints on all ranks; ``Failed`` names ``what`` it is."""
-        note(what)
-        job = command_line(Ranks(layout.ranks, layout.hosts, "eth0"), words, environment)
+        print(f"cloudtrain: {what}", file=sys.stderr, flush=True)
+        hosts = ",".join(f"node{number}:{layout.ranks_per_node}" for number in range(1, layout.nodes + 1))
+        job = command_line(Ranks(layout.ranks, hosts, "eth0"), words, environment)
         command = [*self._command, "run", "--timeout", f"{timeout:g}", "--", *job]
         try:
             yield from objects_in(output(command, environment, timeout))
@@ -175,31 +166,23 @@ class EmulatedCluster:
 
 @contextmanager
 def cluster_until_end() -> Iterator[EmulatedCluster]:
-    """Yield a cluster that is not up yet; however the block ends, it is removed."""
+    """Yield a cluster that is not up yet; however the block ends, it is removed.
 
-    def leave(number: int, frame: FrameType | None) -> None:
-        sys.exit(128 + number)
-
+    A failure ends this process with one line.
+    """
+    leave = lambda number, frame: sys.exit(128 + number)  # noqa: E731
     before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     with TemporaryDirectory(prefix="cloudtrain-bench-") as folder:
         cluster = EmulatedCluster(Path(folder))
         try:
             yield cluster
+        except Failed as failure:
+            log_error(str(failure))
+            sys.exit(FAILURE)
         finally:
             cluster.down()
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-@contextmanager
-def cluster_or_exit() -> Iterator[EmulatedCluster]:
-    """Yield a cluster as :func:`cluster_until_end` does; a failure ends this process with one line."""
-    try:
-        with cluster_until_end() as cluster:
-            yield cluster
-    except Failed as failure:
-        log_error(str(failure))
-        sys.exit(FAILURE)
 
 
 def environment(algorithm: str) -> dict[str, str]:
@@ -218,13 +201,6 @@ def environment(algorithm: str) -> dict[str, str]:
 def ratio(other: float | None, own: float | None) -> float | None:
     """Return how many times as long another one takes, if there are both."""
     return None if other is None or own is None else other / own
-
-
-def note(line: str) -> None:
-    print(f"cloudtrain: {line}", file=sys.stderr, flush=True)
-
-
-# ---- Records of jobs ----
 
 
 def record_of(line: Mapping[str, Any]) -> Record:

@@ -66,9 +66,6 @@ class LinearCase:
     passes: int
     batch_size: int
 
-    def arguments(self) -> list[str]:
-        return [f"--{name.replace('_', '-')}={value}" for name, value in asdict(self).items()]
-
     def settings(self, reducer: Any) -> Settings:
         rate = {"rate": LEARNING_RATE, "schedule": "power"}
         own = {"learning_rate": rate, "batch_size": self.batch_size} if self.solver == "sgd" else {}
@@ -156,18 +153,22 @@ def _check(values: Mapping[str, Sequence[float]]) -> None:
                 raise WrongResult(f"{name}: expected {expected_of}, got {own}")
 
 
-# ---- Alone, against scikit-learn: all on one core, in the processor's seconds ----
-
-
 L2, ALONE_RATE, RUNS = 1e-6, 2.0, 7
 ONCE = ("LIBLINEAR",)  # it takes long
 MOST_PASSES = 100  # to the objective of a peer
 
 
 def measure_alone(comm: Communicator, case: LinearCase) -> Iterator[Record]:
-    """Yield records against SGDClassifier, same passes, and to the objectives of it and of LIBLINEAR."""
+    """Yield records against SGDClassifier, same passes, and to the objectives of it and of LIBLINEAR.
+
+    All are on one core, in the processor's seconds.
+    """
+    from scipy import sparse
+
     given = case.rows(0, ALONE_ROWS)
-    matrix = _as_scipy(given)
+    # As scikit-learn takes it: float32, which it does not copy, and 32-bit indices.
+    parts = (given.matrix.values, given.matrix.columns, given.matrix.starts.astype(np.int32))
+    matrix = sparse.csr_matrix(parts, shape=(len(given), given.features))
     same = {"loss": case.loss, "l2": L2, "batch_size": 1, "intercept": False}
     settings = checked({**same, "learning_rate": {"rate": ALONE_RATE, "schedule": "constant"}})
     own = _Own(Topology(comm), given, settings)
@@ -203,15 +204,6 @@ def measure_alone(comm: Communicator, case: LinearCase) -> Iterator[Record]:
             yield record("objective", name, taken, reached, passes)
 
 
-def _as_scipy(rows: Rows) -> Any:
-    """Return the matrix as scikit-learn takes it: float32, which it does not copy, and 32-bit indices."""
-    from scipy import sparse
-
-    own = rows.matrix
-    starts = own.starts.astype(np.int32)
-    return sparse.csr_matrix((own.values, own.columns, starts), shape=(len(rows), rows.features))
-
-
 def _peers(case: LinearCase, rows: int) -> dict[str, Any]:
     """Return scikit-learn's; LIBLINEAR would regularize an intercept, so none of the solvers has one."""
     from sklearn.linear_model import LogisticRegression, SGDClassifier
@@ -243,7 +235,7 @@ class _Own:
     settings: Settings
 
     def fit(self, passes: int) -> Any:
-        solver = self._solver()
+        solver = SGD(self.topology, self.rows, self.settings)
         for _ in range(passes):
             solver.run_pass()
         return solver.model.weights
@@ -251,7 +243,7 @@ class _Own:
     def until(self, value: float) -> tuple[int, float, Seconds]:
         """Return after how many passes an objective is reached, what it is then, and the seconds of them."""
         start = time.process_time()
-        solver = self._solver()
+        solver = SGD(self.topology, self.rows, self.settings)
         taken = time.process_time() - start
         reached = solver.value()
         while reached > value and solver.passes < MOST_PASSES:
@@ -262,16 +254,10 @@ class _Own:
         return solver.passes, reached, Seconds.of([taken])
 
     def value(self, weights: Any) -> float:
-        solver = self._solver()
+        solver = SGD(self.topology, self.rows, self.settings)
         solver.model = Model(self.settings, self.rows.features)
         solver.model.set_weights(np.asarray(weights, np.float32), 0.0)
         return solver.value()
-
-    def _solver(self) -> SGD:
-        return SGD(self.topology, self.rows, self.settings)
-
-
-# ---- Tables ----
 
 
 def show(records: Sequence[Record]) -> None:
@@ -326,9 +312,6 @@ def of_one_rank(records: Sequence[Record], until: str) -> Table:
     return Table(what, ["peer", "passes", "s", "peer s", "× as fast", "objective", "peer's"], rows)
 
 
-# ---- The command ----
-
-
 def on_simulated(case: LinearCase) -> Iterator[Record]:
     """Yield the records of simulated ranks, whose seconds are of the processor and of the α-β model."""
     candidates = {name: each for name, each in CANDIDATES.items() if name != MPI_ALLREDUCE}
@@ -339,7 +322,8 @@ def on_simulated(case: LinearCase) -> Iterator[Record]:
 
 
 def on_cluster(case: LinearCase) -> Generator[Record, None, None]:
-    words = module("benchmarks.linear", "--json", *case.arguments())
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in asdict(case).items()]
+    words = module("benchmarks.linear", "--json", *given)
     what = f"{case.shape}, {case.loss}, {case.solver} on {LAYOUT} ranks at {RATE}"
     with cluster_until_end() as cluster:
         cluster.up(LAYOUT.nodes, RATE)

@@ -1,7 +1,7 @@
 """What a link carries over time while ranks take local steps, and what of the exchange is hidden.
 
-    python -m benchmarks.local_steps --link [CELL …]  # on emulated clusters, such as 50mbit,4x1; as root
-    python -m benchmarks.link_use JOB.json            # one rank of that
+    python -m benchmarks.local_steps --link    # on emulated clusters; as root
+    python -m benchmarks.link_use JOB.json     # one rank of that
 
 The cards of the nodes are read while the ranks train. Rank 0 prints when each round began, by the clock
 that all processes of a machine have in common.
@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import race_job
+from benchmarks.drawing.pages import layout_in_words, markdown, rate_in_words
 from benchmarks.drawing.style import PALETTE, docs_picture
-from benchmarks.drawing.tables import layout_in_words, markdown, rate_in_words
 from benchmarks.emulated.nodes import Cluster
 from commlib import Topology
 from training.bench.record import Seconds
@@ -33,24 +33,18 @@ COMPUTING = ("forward_backward", "norms", "update")
 DRAWN_ROUNDS = 2  # of the slowest
 Json = dict[str, Any]
 
-# --------------------------------------------------------------------------------------------- a rank
-
 
 def measured(job: Json, topology: Topology, dataset: Any) -> Iterator[Json]:
     """Yield when the rounds of each subject began and ended, and what its steps took; collective."""
-    _keep_to_one_core(topology.world.rank)
+    # All threads of a rank on one core: ranks that share the cores of a machine are then equally fast.
+    cores = sorted(os.sched_getaffinity(0))
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), {cores[topology.world.rank % len(cores)]})
     for subject in job["subjects"]:
         config = job["config"] | subject["config"] | {"phases": [subject["phase"]]}
         trainer = race_job.make_trainer(config, topology, dataset, horovod=False)
         yield {"subject": subject["name"], **_rounds(trainer, job["rounds"])}
         race_job.close_trainer(trainer)
-
-
-def _keep_to_one_core(rank: int) -> None:
-    """Bind all threads of a rank, so that ranks that share the cores of a machine are equally fast."""
-    cores = sorted(os.sched_getaffinity(0))
-    for thread in os.listdir("/proc/self/task"):
-        os.sched_setaffinity(int(thread), {cores[rank % len(cores)]})
 
 
 def _rounds(trainer: Any, rounds: int) -> Json:
@@ -79,9 +73,6 @@ def _rounds(trainer: Any, rounds: int) -> Json:
     return told | {"begun": begun[1:], "steps": steps, "weights": trainer.gradient_size}
 
 
-# ------------------------------------------------------------------------------------------ the cards
-
-
 @contextmanager
 def sampled(state: Path) -> Iterator[list[tuple[float, list[int]]]]:
     """Yield a list to which times and the bytes that each node has sent are added, until the block ends."""
@@ -104,9 +95,8 @@ def sampled(state: Path) -> Iterator[list[tuple[float, list[int]]]]:
         thread.join()
 
 
-def record_of(cell: str, told: Mapping[str, Any], samples: Sequence[tuple[float, list[int]]]) -> Json:
+def record_of(case: Json, told: Mapping[str, Any], samples: Sequence[tuple[float, list[int]]]) -> Json:
     """Return the record of a subject; ``seconds``: of its rounds. ``sent``: by the busiest node."""
-    rate, layout = cell.split(",")
     begun = told["begun"]
     times, sent = np.array([each for each, _ in samples]), np.array([each for _, each in samples])
     grid = np.arange(begun[0], begun[-1], SAMPLE_SECONDS)
@@ -116,7 +106,7 @@ def record_of(cell: str, told: Mapping[str, Any], samples: Sequence[tuple[float,
     whole = begun[-1] - begun[0]
     return {
         "bench": "local steps, link",
-        "case": {"rate": rate, "layout": layout, "variant": told["subject"]},
+        "case": case,
         "seconds": asdict(Seconds.of(np.diff(begun).tolist())),
         "steps": told["steps"],
         "peak_bytes": max(int((each[window:] - each[:-window]).max()) for each in by_node),
@@ -128,9 +118,6 @@ def record_of(cell: str, told: Mapping[str, Any], samples: Sequence[tuple[float,
         **{key: told[key] for key in ("weights", "machine", "settings")},
         "command": "python -m benchmarks.local_steps --link",
     }
-
-
-# ------------------------------------------------------------------------------------------- the page
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:

@@ -1,8 +1,8 @@
 """Train with local steps and without, and time them on slow links: docs/local_steps.md.
 
     python -m benchmarks.local_steps --run            # what local_steps.yaml has and no record is of
-    python -m benchmarks.local_steps --time [CELL …]  # on emulated clusters, such as 50mbit,4x1; as root
-    python -m benchmarks.local_steps --link [CELL …]  # what the links carry over time; as root
+    python -m benchmarks.local_steps --time           # on emulated clusters; as root
+    python -m benchmarks.local_steps --link           # what the links carry over time; as root
     python -m benchmarks.local_steps                  # the tables and pictures of the page, from the records
 
 The text is that of `cloudtrain data brown`. Ranks that train are threads of one process, as in
@@ -18,25 +18,20 @@ from itertools import islice, pairwise, product
 from math import exp
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from benchmarks import convergence, link_use
 from benchmarks.convergence import Case
-from benchmarks.drawing.pages import rewrite
+from benchmarks.drawing.pages import markdown, rate_in_words, rewrite
 from benchmarks.drawing.style import PALETTE, docs_picture
-from benchmarks.drawing.tables import markdown, rate_in_words
-from benchmarks.jobs import EmulatedCluster, Layout, cluster_or_exit, environment, module, ratio
+from benchmarks.jobs import EmulatedCluster, Layout, cluster_until_end, environment, module, ratio
 from benchmarks.race_plan import HOROVOD_RING, RING
 from training.bench.record import Seconds, machine
 from training.bench.reducers import NOTHING
 from training.callbacks.callback import Callback, Event
 from training.commands.printing import times
-
-if TYPE_CHECKING:
-    from training.results import Step
-    from training.run.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAN = ROOT / "benchmarks" / "local_steps.yaml"
@@ -46,8 +41,6 @@ EXPERIMENT = "brown"
 NEVER = 10**9
 TURNS = {"turns": 3, "warm_up": 1, "counted": 3}  # steps at least, whole rounds
 TIMEOUT_SECONDS = 600.0
-
-# ------------------------------------------------------------------------------------------- training
 
 
 @dataclass(frozen=True)
@@ -65,7 +58,7 @@ class LossAfterRounds(Callback):
     def __init__(self, every: int, batches: int) -> None:
         self._every, self._batches = every, batches
 
-    def on_step_end(self, run: "Trainer", step: "Step") -> None:
+    def on_step_end(self, run: Any, step: Any) -> None:
         from training.run.build import evaluate
 
         steps = run.position.steps
@@ -100,9 +93,6 @@ def trained(case: Case) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------------------------- timing
-
-
 def subjects(content: Mapping[str, Any], layout: Layout) -> list[dict[str, Any]]:
     """Return whose steps are timed, as a job of the race has them."""
     timed, found = content["times"], []
@@ -135,44 +125,36 @@ def job_of(content: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
     return {"config": config, "steps": subjects(content, layout), "turns": TURNS, "runs": []}
 
 
-def place_of(cell: str) -> tuple[str, Layout]:
-    rate, _, layout = cell.partition(",")
-    return rate, Layout.of(layout)
-
-
 def told_on(
-    cluster: EmulatedCluster, name: str, program: str, job: Mapping[str, Any], what: str
+    cluster: EmulatedCluster, layout: Layout, program: str, job: Mapping[str, Any], what: str
 ) -> Iterator[dict[str, Any]]:
-    """Yield what the ranks of a job tell on the cluster of this name, which is up."""
-    _, layout = place_of(name)
+    """Yield what the ranks of a job tell on a cluster that is up."""
     # All nodes are on this machine, whose cores their ranks share.
-    threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
-    file = cluster.folder / "job.json"
-    file.write_text(json.dumps(job))
-    words, variables = module(program, str(file)), environment(RING) | threads
-    yield from cluster.objects(layout, words, variables, TIMEOUT_SECONDS, f"{name}: {what}")
+    variables = environment(RING) | {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
+    words = module(program, cluster.write("job.json", job))
+    yield from cluster.objects(layout, words, variables, TIMEOUT_SECONDS, what)
 
 
-def time_cells(names: Sequence[str]) -> None:
+def time_steps() -> None:
+    """Record the seconds of steps on all clusters of the plan, behind what was recorded before."""
     content = plan()
-    timed = content["times"]
-    planned = [f"{rate},{layout}" for layout, rate in product(timed["layouts"], timed["rates"])]
-    with cluster_or_exit() as cluster:
-        for name in names or planned:
-            rate, layout = place_of(name)
+    with cluster_until_end() as cluster:
+        for name, rate in product(content["times"]["layouts"], content["times"]["rates"]):
+            layout, what = Layout.of(name), f"{rate}, {name}: steps"
             cluster.up(layout.nodes, rate)
             with TIMES.open("a") as records:
-                for told in told_on(cluster, name, "benchmarks.race_job", job_of(content, layout), "steps"):
-                    records.write(json.dumps(time_record(name, told)) + "\n")
+                for told in told_on(cluster, layout, "benchmarks.race_job", job_of(content, layout), what):
+                    case = {"rate": rate, "layout": name, "variant": told["subject"]}
+                    records.write(json.dumps(time_record(case, told)) + "\n")
 
 
-def watch_links(names: Sequence[str]) -> None:
-    """Record what links carry over time; what was recorded of the same clusters before is replaced."""
-    content = plan()
-    names = names or content["link"]["cells"]
-    with cluster_or_exit() as cluster:
-        for name in names:
-            rate, layout = place_of(name)
+def watch_links() -> None:
+    """Record what the links of the plan's clusters carry over time, in place of what was recorded before."""
+    content, found = plan(), []
+    with cluster_until_end() as cluster:
+        for cell in content["link"]["cells"]:
+            rate, _, name = cell.partition(",")
+            layout = Layout.of(name)
             job = job_of(content, layout) | {"rounds": content["link"]["rounds"]}
             job["subjects"] = [
                 {"name": variant, "config": {"overlap": True}, "phase": phase_of(content, layout) | phase}
@@ -180,31 +162,24 @@ def watch_links(names: Sequence[str]) -> None:
             ]
             cluster.up(layout.nodes, rate)
             with link_use.sampled(cluster.state) as samples:
-                told = list(told_on(cluster, name, "benchmarks.link_use", job, "links"))
-            kept = [each for each in convergence.recorded(LINK) if cell_of(each) != name]
-            found = [*kept, *(link_use.record_of(name, each, samples) for each in told)]
-            LINK.write_text("".join(json.dumps(each) + "\n" for each in found))
+                results = list(told_on(cluster, layout, "benchmarks.link_use", job, f"{cell}: links"))
+            for told in results:
+                case = {"rate": rate, "layout": name, "variant": told["subject"]}
+                found.append(link_use.record_of(case, told, samples))
+    LINK.write_text("".join(json.dumps(each) + "\n" for each in found))
 
 
-def cell_of(record: Mapping[str, Any]) -> str:
-    """Return the cluster of a record, as the command line has it."""
-    return f"{record['case']['rate']},{record['case']['layout']}"
-
-
-def time_record(name: str, told: Mapping[str, Any]) -> dict[str, Any]:
+def time_record(case: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record of a subject: seconds of a step, bytes and stages of an exchange."""
-    rate, layout = name.split(",")
     shown = ("bytes", "card_bytes", "stages", "reducer", "weights", "nodes", "machine", "settings")
     return {
         "bench": "local steps, times",
-        "case": {"rate": rate, "layout": layout, "variant": told["subject"]},
+        "case": case,
         "seconds": asdict(Seconds.of(told["seconds"])),
         **{key: told[key] for key in shown},
         "command": "python -m benchmarks.local_steps --time",
     }
 
-
-# ------------------------------------------------------------------------------------------- tables
 
 DENSE, COMPARED = "dense", "SparseLoCo"
 
@@ -244,10 +219,6 @@ class Run:
     @property
     def loss(self) -> float:
         return fmean(self.losses)
-
-    def loss_after(self, steps: float) -> float:
-        """Return the loss after so many steps, on the line between two tests, mean over seeds."""
-        return fmean(float(np.interp(steps, *np.transpose(tested))) for tested in self.tested)
 
     def steps_to(self, target: float) -> float | None:
         """Return the steps to a loss, mean over seeds; ``None`` where one has not come there."""
@@ -290,7 +261,10 @@ class Runs:
     @property
     def target(self) -> float:
         """Return the loss that dense has after the plan's share of its steps."""
-        return round(self.dense.loss_after(self.content["times"]["of_dense"] * self.dense.steps), 2)
+        steps = self.content["times"]["of_dense"] * self.dense.steps
+        # On the line between two tests, mean over seeds.
+        losses = [float(np.interp(steps, *np.transpose(tested))) for tested in self.dense.tested]
+        return round(fmean(losses), 2)
 
     def steps_to(self, target: float, variant: str) -> float | None:
         """Return the steps of a timed variant to a loss; all that send all gradients train alike."""
@@ -343,9 +317,6 @@ class Runs:
                 lines.append([str(steps), *pair[0], *pair[1], f"{other.loss - ours.loss:+.3f}"])
         head = ["H", "MB, every H steps", "test loss", "MB, every step", "test loss", "every step − every H"]
         return markdown(head, lines)
-
-
-# ------------------------------------------------------------------------------------------- pictures
 
 
 def draw_against_h(path: Path, runs: Runs) -> None:
@@ -415,9 +386,6 @@ def times_page(runs: Runs) -> str:
     return "\n".join(parts)
 
 
-# ------------------------------------------------------------------------------------------- the page
-
-
 def blocks() -> dict[str, str]:
     runs = Runs.of(plan())
     return {
@@ -430,32 +398,28 @@ def blocks() -> dict[str, str]:
     }
 
 
-def draw() -> None:
-    rewrite(PAGE, blocks())
-    runs = Runs.of(plan())
-    draw_against_h(FOLDER / "loss-against-h.svg", runs)
-    (drawn, *_), records = runs.content["link"]["cells"], convergence.recorded(LINK)
-    if own := [each for each in records if cell_of(each) == drawn]:
-        link_use.draw(FOLDER / "link.svg", own)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--run", action="store_true", help="train what is not recorded yet")
-    parser.add_argument("--time", nargs="*", metavar="CELL", help="time steps on clusters; all by default")
-    parser.add_argument("--link", nargs="*", metavar="CELL", help="watch links of clusters; the plan's")
+    parser.add_argument("--time", action="store_true", help="time steps on emulated clusters")
+    parser.add_argument("--link", action="store_true", help="watch the links of emulated clusters")
     arguments = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
     if arguments.run:
         planned = convergence.cases(plan(), [])
         for record in convergence.train_missing(planned, trained, RECORDS):
             print(f"{convergence.case_of(record)}: {record['loss']:.3f}", flush=True)
-    elif arguments.time is not None:
-        time_cells(arguments.time)
-    elif arguments.link is not None:
-        watch_links(arguments.link)
+    elif arguments.time:
+        time_steps()
+    elif arguments.link:
+        watch_links()
     else:
-        draw()
+        rewrite(PAGE, blocks())
+        runs = Runs.of(plan())
+        draw_against_h(FOLDER / "loss-against-h.svg", runs)
+        drawn = runs.content["link"]["cells"][0].split(",")
+        if own := on_cluster(convergence.recorded(LINK), *drawn):
+            link_use.draw(FOLDER / "link.svg", list(own.values()))
 
 
 if __name__ == "__main__":

@@ -32,15 +32,12 @@ class Meter:
         tracemalloc.reset_peak()
         self._start, _ = tracemalloc.get_traced_memory()
 
-    def _stop(self) -> None:
-        now, peak = tracemalloc.get_traced_memory()
-        self.peak = max(self.peak, self._held + peak - self._start)
-        self._held += now - self._start
-
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Leave the body out, in which other ranks may run."""
-        self._stop()
+        now, peak = tracemalloc.get_traced_memory()
+        self.peak = max(self.peak, self._held + peak - self._start)
+        self._held += now - self._start
         try:
             yield
         finally:

@@ -156,9 +156,8 @@ def examine_all(faults: Sequence[Fault], areas: Mapping[str, Area], jobs: int) -
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    summary, _, more = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
-        description=summary, epilog=more, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--area", help="only the faults of this area")
     parser.add_argument("--only", default="", metavar="TEXT", help="only the faults whose name has this text")

@@ -21,8 +21,6 @@ CLASSES = 10
 QUALITY = 95
 NOISE_LEVELS = (2.0, 16.0)
 
-Pixels = npt.NDArray[np.uint8]
-
 
 def generate(folder: str | os.PathLike[str], samples: int) -> None:
     """Write ``samples`` JPEGs into a folder, which must be empty or missing, in a folder for each class.
@@ -52,8 +50,11 @@ def sample_jpeg(sample: int) -> bytes:
     picture = photographs[random.integers(len(photographs))]
     picture = picture.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC, box=_crop(picture, random))
     pixels = np.asarray(picture)[:, :: random.choice((-1, 1))]
+    row, column = random.integers(0, (HEIGHT, WIDTH))
+    noise = _noise()[row : row + HEIGHT, column : column + WIDTH]
+    noisy = np.clip(pixels + noise * np.float32(random.uniform(*NOISE_LEVELS)), 0, 255).astype(np.uint8)
     buffer = io.BytesIO()
-    Image.fromarray(_noisy(pixels, random)).save(buffer, "JPEG", quality=QUALITY)
+    Image.fromarray(noisy).save(buffer, "JPEG", quality=QUALITY)
     return buffer.getvalue()
 
 
@@ -64,13 +65,6 @@ def _crop(picture: Image.Image, random: np.random.Generator) -> tuple[float, flo
     left = random.uniform(0, picture.width - scale * WIDTH)
     upper = random.uniform(0, picture.height - scale * HEIGHT)
     return left, upper, left + scale * WIDTH, upper + scale * HEIGHT
-
-
-def _noisy(pixels: Pixels, random: np.random.Generator) -> Pixels:
-    """Return the pixels plus a random window of the noise, of random strength."""
-    row, column = random.integers(0, (HEIGHT, WIDTH))
-    noise = _noise()[row : row + HEIGHT, column : column + WIDTH]
-    return np.clip(pixels + noise * np.float32(random.uniform(*NOISE_LEVELS)), 0, 255).astype(np.uint8)
 
 
 @functools.cache

@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 import yaml
 
-from benchmarks.drawing.pages import rewrite
-from benchmarks.drawing.tables import markdown
+from benchmarks.drawing.pages import markdown, rewrite
 from commlib import REDUCERS, Communicator, Link, Network, Prediction, Topology, make_reducer, predict
 from commlib.cost import union
 from commlib.transport import simulated
+from commlib.tuning.tuner import step_seconds
 from training.commands.printing import Table
-from training.plan.site import load_cluster, per_second
+from training.plan.site import load_cluster, nodes_of, per_second
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "validation.md"
 PAPERS = yaml.safe_load(Path(__file__).with_name("papers.yaml").read_text())
@@ -38,11 +38,7 @@ HALF, FULL = "fp16", "fp32"
 
 
 def milliseconds(seconds: float) -> str:
-    """Return three digits, and more before the point where there are.
-
-    >>> milliseconds(0.0123456), milliseconds(1.5)
-    ('12.3', '1500')
-    """
+    """Return three digits, and more before the point where there are: 12.3, 1500."""
     return f"{seconds * 1e3:.{max(0, 2 - int(floor(log10(seconds * 1e3))))}f}"
 
 
@@ -58,20 +54,17 @@ class Cluster:
     def size(self) -> int:
         return self.nodes * self.ranks_per_node
 
-    @property
-    def layout(self) -> list[range]:
-        return [range(low, low + self.ranks_per_node) for low in range(0, self.size, self.ranks_per_node)]
-
 
 @cache
 def communication(
     reducer: str, cluster: Cluster, size: int, density: float, values: str = FULL
 ) -> Prediction:
     """Return the prediction of a step. Dense values of 2 bytes are half as many of the 4 that ours sends."""
+    nodes = nodes_of(cluster.size, cluster.ranks_per_node)
     if REDUCERS[reducer].sparse:
-        return predict(reducer, cluster.layout, size, density, cluster.network, wire=values)
+        return predict(reducer, nodes, size, density, cluster.network, wire=values)
     sent = size // 2 if values == HALF else size
-    return predict(reducer, cluster.layout, sent, network=cluster.network)
+    return predict(reducer, nodes, sent, network=cluster.network)
 
 
 @dataclass(frozen=True)
@@ -89,9 +82,6 @@ class Comparison:
     def factor(self) -> float:
         """Return by which factor the prediction is off, 1 or more."""
         return max(self.ratio, 1 / self.ratio)
-
-
-# ---- HiTopKComm ----
 
 
 HITOPKCOMM = SimpleNamespace(**PAPERS["hitopkcomm"])
@@ -223,9 +213,6 @@ def gains() -> dict[str, Comparison]:
     }
 
 
-# ---- Ok-Topk ----
-
-
 OKTOPK = SimpleNamespace(**PAPERS["oktopk"])
 OKTOPK.link = load_cluster(OKTOPK.cluster).network.inter
 OKTOPK.step = OKTOPK.hours * 3600 / OKTOPK.iterations  # seconds on 32 GPUs
@@ -292,8 +279,7 @@ def statements(given: Fit) -> dict[str, Comparison]:
     fastest, slowest = OKTOPK.over_all
     speedups = {name: given.speedup(name, OKTOPK.many) for name in ALGORITHMS if name != "Ok-Topk"}
     efficiency = given.seconds("Ok-Topk", OKTOPK.few) / given.seconds("Ok-Topk", OKTOPK.many)
-    over_dense = given.speedup("Dense", OKTOPK.few)
-    over_gaussian = given.speedup("Gaussiank", OKTOPK.few)
+    over_dense, over_gaussian = (given.speedup(name, OKTOPK.few) for name in ("Dense", "Gaussiank"))
     but_gtopk = min(each for name, each in speedups.items() if name != "gTopk")
     found = {
         "32 GPUs: over DenseOvlp": Comparison(OKTOPK.dense_step / OKTOPK.step, over_dense),
@@ -304,11 +290,6 @@ def statements(given: Fit) -> dict[str, Comparison]:
         "256 GPUs: parallel efficiency": Comparison(OKTOPK.efficiency, efficiency),
     }
     return {text: each for text, each in found.items() if text != given.meets}
-
-
-def rates_table() -> Table:
-    rows = [(fit.name, f"{1 / fit.link.beta / 1e9:.2f}", milliseconds(fit.computing)) for fit in fits()]
-    return Table("rates", ("rate", "GB/s", "computing, ms a step"), rows)
 
 
 def statements_table() -> Table:
@@ -341,9 +322,6 @@ def fill_in() -> dict[str, Comparison]:
     }
 
 
-# ---- What the page shows ----
-
-
 def compared(name: str, first: str, found: Mapping[str, Comparison], form: str) -> Table:
     """Return the table of comparisons by name, the numbers in this format."""
     rows = [
@@ -369,13 +347,14 @@ def comparisons() -> dict[str, list[Comparison]]:
 
 
 def tables() -> list[Table]:
+    rates = [(fit.name, f"{1 / fit.link.beta / 1e9:.2f}", milliseconds(fit.computing)) for fit in fits()]
     return [
         figure_7_table(),
         figure_8_table(),
         cells_table("table 3", table_3()),
         cells_table("table 3, slowed", table_3_slowed()),
         compared("gains", "MSTopK-SGD over 2DTAR-SGD", gains(), ".2f"),
-        rates_table(),
+        Table("rates", ("rate", "GB/s", "computing, ms a step"), rates),
         figure_12_table(),
         statements_table(),
         compared("fill-in", "density of the sum", fill_in(), ".1%"),
@@ -395,17 +374,13 @@ def simulated_seconds(reducer: str, cluster: Cluster, density: float, values: st
 
     def body(comm: Communicator) -> float:
         made = make_reducer(reducer, Topology(comm), size, **options)
-        begun = 0.0
         for step in range(2):
             normal = np.random.default_rng([comm.rank, step]).standard_normal(size, np.float32)
             # What is selected from is then distributed alike in all steps, as in a training that has settled.
-            gradient = normal - made.residual
-            comm.barrier()
-            begun = comm.now()
-            made.reduce(gradient)
-        return comm.now() - begun
+            seconds = step_seconds(comm, made, normal - made.residual)
+        return seconds
 
-    return max(simulated.run(body, cluster.size, cluster.ranks_per_node, cluster.network))
+    return simulated.run(body, cluster.size, cluster.ranks_per_node, cluster.network)[0]
 
 
 def simulated_table() -> Table:

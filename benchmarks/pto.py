@@ -6,7 +6,7 @@ mpirun -np 2 python -m benchmarks.pto   # on the ranks of this job
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -14,7 +14,6 @@ from statistics import fmean
 from typing import Annotated, Any
 
 import numpy as np
-import numpy.typing as npt
 import typer
 from typer import Option
 
@@ -48,11 +47,6 @@ STEP_ERROR = 1e-3  # sums of squares in float32, which the graph has, and the fe
 EPSILON = 2.0**-53  # the relative error of one float64 operation
 # Of a sum that NumPy adds in pairs of halves down to 128 entries, which it adds eight at a time.
 REFERENCE_OPERATIONS = 40
-
-Float64 = npt.NDArray[np.float64]
-
-
-# ---- Calls that all ranks make together ----
 
 
 @dataclass(frozen=True)
@@ -105,9 +99,6 @@ def raise_if_wrong(comm: Communicator, name: str, problem: str) -> None:
         raise WrongResult(f"{name}: {found}")
 
 
-# ---- Tensors ----
-
-
 @dataclass(frozen=True)
 class Tensors:
     """Weights and gradients, float32, the same on all ranks."""
@@ -133,10 +124,6 @@ class Tensors:
     def sizes(self) -> list[int]:
         return [weight.size for weight in self.weights]
 
-    def squares(self) -> Float64:
-        """Return the sums of squares, independent of the candidates: float64 ``(2, tensors)``."""
-        return np.array([[_sum_of_squares(each) for each in own] for own in (self.weights, self.gradients)])
-
 
 def _sum_of_squares(tensor: Float32) -> float:
     flat = tensor.reshape(-1)
@@ -146,7 +133,9 @@ def _sum_of_squares(tensor: Float32) -> float:
 
 def check_squares(comm: Communicator, candidates: dict[str, Norms], tensors: Tensors) -> None:
     """Raise ``WrongResult`` on all ranks where sums are wrong, or not the same on all ranks."""
-    expected = tensors.squares() if comm.rank == 0 else None
+    of_both = (tensors.weights, tensors.gradients)
+    # By rank 0 alone, independent of the candidates.
+    expected = [[_sum_of_squares(each) for each in own] for own in of_both] if comm.rank == 0 else None
     # The bound of the kernel, then a sum over ranks, and the error of the reference.
     operations = np.array(tensors.sizes) / 64 + 7 + comm.size + REFERENCE_OPERATIONS
     for name, norms in candidates.items():
@@ -154,13 +143,10 @@ def check_squares(comm: Communicator, candidates: dict[str, Norms], tensors: Ten
         others = differing(comm.allgather_ints([digest([squares.tobytes()])])[:, 0])
         problem = f"ranks {others} hold other sums of squares than rank 0" if others else ""
         if expected is not None and not problem:
-            is_right = np.abs(squares - expected) <= operations * EPSILON * expected
+            is_right = np.abs(squares - expected) <= operations * EPSILON * np.array(expected)
             wrong = np.count_nonzero(~is_right)  # ~: a NaN is wrong, too
             problem = f"{wrong} of {squares.size} sums of squares are wrong" if wrong else ""
         raise_if_wrong(comm, name, problem)
-
-
-# ---- Steps of LARS ----
 
 
 def lars_steps(
@@ -203,9 +189,6 @@ def _fault_of_step(variables: Sequence[Any], tensors: Tensors) -> str:
         if wrong := np.count_nonzero(~(np.abs(variable.numpy() - expected) <= allowed)):
             return f"{wrong} of {weight.size} weights of tensor {number} are wrong after a step"
     return ""
-
-
-# ---- What is measured ----
 
 
 @dataclass(frozen=True)
@@ -276,9 +259,6 @@ def _measure_lars(setting: Setting) -> Iterator[Record]:
     yield from setting.records("lars", steps, LARS_PEERS)
 
 
-# ---- Tables and the command ----
-
-
 def tables(records: Sequence[Record]) -> Iterator[Table]:
     header = ["network", "way", "CPU\nms a rank", "busiest\nms", "baseline", "× less\nCPU", "ms", "× as fast"]
     cases = groupby(records, key=lambda each: (each.case["ranks"], each.case["operation"]))
@@ -313,15 +293,12 @@ def _notes(records: Sequence[Record]) -> Iterator[str]:
             yield f"{record.case['network']}: largest load over the mean: {loads}"
 
 
-def of_jobs() -> Generator[Record, None, None]:
-    for ranks in RANKS:
-        yield from on_this_machine(ranks, module("benchmarks.pto", "--json"))
-
-
 def main(as_json: Annotated[bool, Option("--json")] = False) -> None:
     """Time norms that ranks share, and steps of LARS with them; see the module's docstring."""
     if not has_ranks():
-        raise typer.Exit(pass_on(of_jobs(), as_json=as_json, show=show))
+        words = module("benchmarks.pto", "--json")
+        records = (record for ranks in RANKS for record in on_this_machine(ranks, words))
+        raise typer.Exit(pass_on(records, as_json=as_json, show=show))
     with as_rank() as comm:
         topology = all_or_exit(comm, lambda: Topology(comm))
         raise typer.Exit(report([measure(topology)], as_json=as_json, show=show, comm=comm))

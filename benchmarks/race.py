@@ -6,24 +6,21 @@ On emulated clusters. A job measures all subjects of one algorithm of MPI's all-
 Horovod as it comes and all of ours in one, Horovod over MPI's ring in the other. The two alternate.
 """
 
-import json
 import os
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
-from pathlib import Path
+from itertools import groupby, product
 from statistics import fmean, median, median_high
 from typing import Annotated, Any
 
 import typer
 from typer import Option
 
-from benchmarks.drawing.tables import percent
+from benchmarks.drawing.pages import percent
 from benchmarks.jobs import (
     EmulatedCluster,
     Failed,
-    Words,
     cluster_until_end,
     environment,
     module,
@@ -43,6 +40,7 @@ from training.process.launch import cloudtrain
 
 TURNS = {"turns": 2, "warm_up": 2, "counted": 6}  # of a subject in a job, and the steps of each
 TIMEOUT_SECONDS = 7200.0  # of a job
+Words = list[str] | None  # of an option that may be repeated
 A_STEP, TO_ACCURACY = "seconds a step", "seconds to the accuracy"
 Result = dict[str, Any]  # of a subject in one job: see race_job.py
 Told = dict[Subject, list[Result]]  # what the jobs told of each subject
@@ -68,8 +66,12 @@ class CellRace:
         """Yield the records, those of steps first, also where a job fails or is interrupted."""
         results, failure = list[Result](), None
         try:
-            for result in self._results():
-                results.append(result)
+            self._tune()
+            assert self._planned  # before anything is measured
+            algorithms = dict.fromkeys(subject.algorithm for subject in self.subjects)
+            for number, algorithm in product(range(self.cell.jobs), algorithms):
+                for result in self._job(number, algorithm):
+                    results.append(result)
         except (Failed, KeyboardInterrupt, SystemExit) as error:
             failure = error
         for part, records_of in (("steps", self._of_steps), ("run", self._of_runs)):
@@ -82,18 +84,12 @@ class CellRace:
         if failure is not None:
             raise failure
 
-    def _results(self) -> Iterator[Result]:
-        """Run the jobs, of which each seed has one of each algorithm, and yield what they tell."""
-        self._tune()
-        assert self._planned  # before anything is measured
-        for number in range(self.cell.jobs):
-            for algorithm in dict.fromkeys(subject.algorithm for subject in self.subjects):
-                yield from self._job(number, algorithm)
-
     def _job(self, number: int, algorithm: str) -> Iterator[Result]:
+        """Run a job, of which each seed has one of each algorithm, and yield what it tells."""
         cell = self.cell
         own = [subject for subject in self.subjects if subject.algorithm == algorithm]
-        running = [each for each in own if number < cell.seeds and cell.races(each)]
+        raced = [each for each in own if each.accuracy and (each.phases == 1 or cell.model.switch)]
+        running = raced if number < cell.seeds else []
         first = number * len(running) // max(1, cell.seeds)  # each seed begins with another one
         running = [*running[first:], *running[:first]]
         job: Result = {
@@ -102,31 +98,27 @@ class CellRace:
             "turns": TURNS,
             "runs": [self._told(each, **cell.running(each)) for each in running],
         }
-        file = self.cluster.folder / "job.json"
-        file.write_text(json.dumps(job))
         runs = f", {len(running)} runs with seed {number + 1}" if running else ""
         what = f"job {number + 1} of {cell.jobs}, all-reduce of MPI: {algorithm}"
-        words = module("benchmarks.race_job", str(file))
+        words = module("benchmarks.race_job", self.cluster.write("job.json", job))
         yield from self._told_by(words, algorithm, f"{what}: steps of {len(job['steps'])} subjects{runs}")
 
     def _told(self, subject: Subject, **config: Any) -> Result:
         """Return what a job has to know of a subject; ``config``: more of its configuration."""
         config |= {"overlap": subject.overlap and not subject.horovod}
         if subject.reducer == AUTO:
-            config["profile"] = str(self._profile)
+            config["profile"] = self._profile
         return {"name": subject.name, "horovod": subject.horovod, "config": config}
 
     @property
-    def _profile(self) -> Path:
-        return self.cluster.folder / "profile.json"
+    def _profile(self) -> str:
+        return str(self.cluster.folder / "profile.json")
 
     def _tune(self) -> None:
         """Measure the links, and reducers on the model's gradient, as one does before ``reducer: auto``."""
         auto = Subject(AUTO, AUTO)
         config = self.cell.config() | {"phases": [self.cell.stepping(auto)]}
-        file = self.cluster.folder / "tune.yaml"
-        file.write_text(json.dumps(config))  # which is YAML, too
-        words = cloudtrain("tune", "--profile", str(self._profile), str(file))
+        words = cloudtrain("tune", "--profile", self._profile, self.cluster.write("tune.yaml", config))
         list(self._told_by(words, auto.algorithm, "cloudtrain tune"))
 
     @cached_property
@@ -135,11 +127,10 @@ class CellRace:
         found = {}
         for subject in self.subjects:
             if subject.steps and not subject.horovod:
-                told = self._told(subject, profile=str(self._profile))["config"]
+                told = self._told(subject, profile=self._profile)["config"]
                 config = self.cell.config() | told | {"phases": [self.cell.stepping(subject)]}
-                file = self.cluster.folder / "plan.yaml"
-                file.write_text(json.dumps(config))
-                (plan,) = objects_in(output(cloudtrain("plan", str(file), "--json"), os.environ))
+                words = cloudtrain("plan", self.cluster.write("plan.yaml", config), "--json")
+                (plan,) = objects_in(output(words, os.environ))
                 found[subject.name] = plan["phases"][0]["step"]
         return found
 
@@ -152,8 +143,6 @@ class CellRace:
         variables = environment(algorithm) | sharing
         where = f"{cell.model.name}, {cell.rate}, {layout}: {what}"
         yield from self.cluster.objects(layout, words, variables, TIMEOUT_SECONDS, where)
-
-    # ---- Records ----
 
     def _of_steps(self, told: Told) -> Iterator[Record]:
         """Yield the records of steps, beside the fastest that exchanges all gradients in full."""
@@ -188,9 +177,10 @@ class CellRace:
         target = self.cell.model.target
         seconds, reached = dict[Subject, Seconds](), dict[Subject, int]()
         for subject, results in told.items():
-            ends = [seconds_to(target, each["curve"]) for each in results]
+            curves = [each["curve"] for each in results]
+            ends = [next((at for at, accuracy in own if accuracy >= target), None) for own in curves]
             reached[subject] = len(ends) - ends.count(None)
-            last = [each["curve"][-1][0] for each in results]
+            last = [own[-1][0] for own in curves]
             seconds[subject] = Seconds.of(
                 [end if at is None else at for at, end in zip(ends, last, strict=True)]
             )
@@ -237,13 +227,6 @@ class CellRace:
         record = Record("race", case, subject.name, seconds, bytes=sent and LinkBytes(**sent), more=more)
         best = min(peers, key=lambda each: peers[each].median, default=subject)
         return record if best == subject else record.beside(best.name, peers[best])
-
-
-def seconds_to(target: float, curve: Sequence[Sequence[float]]) -> float | None:
-    return next((seconds for seconds, accuracy in curve if accuracy >= target), None)
-
-
-# ---- Tables ----
 
 
 def title_of(record: Record) -> str:
@@ -304,9 +287,6 @@ def runs_table(records: Sequence[Record]) -> Table:
         for record in records
     ]
     return Table(f"{title_of(records[0])}: time to accuracy", header, rows, notes)
-
-
-# ---- The command ----
 
 
 def show(records: Sequence[Record]) -> None:

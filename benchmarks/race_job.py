@@ -24,6 +24,7 @@ from training.process.job import all_or_exit, as_rank
 from training.process.tf_logging import import_tensorflow
 
 CARD = Path("/sys/class/net/eth0/statistics/tx_bytes")  # of the node that this rank is on
+SUMMED = ("steps", "train_seconds", "sent_inter_bytes")  # over the epochs of a run
 Json = dict[str, Any]
 
 
@@ -79,9 +80,7 @@ def runs(job: Json, topology: Topology, dataset: Any) -> Iterator[Json]:
             "subject": subject["name"],
             "seed": job["config"]["seed"],
             "curve": [[line["run_seconds"], line["top1"]] for line in epochs],
-            "steps": sum(line["steps"] for line in epochs),
-            "train_seconds": sum(line["train_seconds"] for line in epochs),
-            "sent_inter_bytes": sum(line["sent_inter_bytes"] for line in epochs),
+            **{key: sum(line[key] for line in epochs) for key in SUMMED},
             "weights": trainer.parts.exchange.gradients.size,
             "overlaps": trainer.parts.exchange.gradients.overlaps,
             "reducers": [trainer.config.reducer_config(phase) for phase in trainer.config.phases],

@@ -138,10 +138,6 @@ class Cell:
         density = {"density": DENSITY} if may_be_sparse(reducer) else {}
         return {**self.model.sizes, "reducer": {"name": reducer, **density}}
 
-    def races(self, subject: Subject) -> bool:
-        """Return whether a subject is raced to an accuracy here."""
-        return bool(self.seeds and subject.accuracy and (subject.phases == 1 or self.model.switch))
-
 
 def cells(
     rates: Sequence[str], layouts: Sequence[str], models: Sequence[str], seeds: int | None

@@ -7,11 +7,10 @@
 On a cluster a job for each of MPI's algorithms is timed first, and the best of them is what all-reduces use.
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby, pairwise, product
-from types import MappingProxyType
 from typing import Annotated
 
 import typer
@@ -29,7 +28,7 @@ from benchmarks.jobs import (
     record_of,
 )
 from benchmarks.memory import dense_vectors, traced
-from commlib import Communicator, Reducer, Topology
+from commlib import Communicator, Topology
 from commlib.errors import InvalidArgument, look_up
 from commlib.transport import simulated
 from commlib.tuning.probe import Gradients
@@ -61,9 +60,6 @@ SIZES = (1_000_000, 14_728_266, 25_557_032)  # and VGG-16, ResNet-50
 DENSITIES = (0.01, 0.001)
 STEPS, PROBE_STEPS = 20, 5
 STAGES = ("select", "intra", "inter", "combine")
-
-
-# ---- On the ranks of a job ----
 
 
 def measure(plan: Plan, *, horovod: bool = True) -> Iterator[Record]:
@@ -152,9 +148,7 @@ def memory(plan: Plan) -> Iterator[tuple[Candidate, float]]:
     """Yield what each reducer allocates on a rank, in vectors of the gradient's size."""
 
     def of(candidate: Candidate, gradients: Gradients, comm: Communicator) -> float:
-        def make(metered: Communicator) -> Reducer:
-            return candidate.make(Topology(metered, own), gradients.size, plan.density)
-
+        make = lambda metered: candidate.make(Topology(metered, own), gradients.size, plan.density)  # noqa: E731
         return dense_vectors(comm, make, gradients)
 
     ranks, own = plan.ranks or reducers.RANKS, plan.ranks_per_node or reducers.RANKS_PER_NODE
@@ -163,9 +157,6 @@ def memory(plan: Plan) -> Iterator[tuple[Candidate, float]]:
         simulated.run(partial(of, candidate, few), ranks, own)  # compiles kernels, which takes memory, too
         with traced():
             yield candidate, simulated.run(partial(of, candidate, plan.gradients), ranks, own)[0]
-
-
-# ---- On emulated clusters ----
 
 
 @dataclass(frozen=True)
@@ -185,13 +176,6 @@ class Sweep:
             look_up(ALGORITHMS, "algorithm", algorithm)
         for size, density in product(self.sizes, self.densities):
             Plan(size=size, density=density, reducers=self.reducers)
-
-    def measuring(self, density: float) -> list[str]:
-        """Return the arguments that choose the candidates of a density: dense ones with the first only."""
-        is_first = density == self.densities[0]
-        candidates = Plan(reducers=self.reducers).candidates()
-        chosen = [f"--reducer={each.name}" for each in candidates if is_first or each.sparse]
-        return [f"--density={density}", *chosen] if chosen else []
 
     def records(self) -> Generator[Record, None, None]:
         """Yield the records; however this ends, the cluster is gone."""
@@ -217,13 +201,15 @@ class Sweep:
         algorithm = fastest.case["mpi_algorithm"] if fastest else self.algorithms[0]
         retained = [
             replace(reported, subject=f"{reported.subject}, memory kept")
-            for reported in self._run(cluster, size, algorithm, *baseline, *horovod, settings=KEEP_MEMORY)
+            for reported in self._run(cluster, size, algorithm, *baseline, *horovod, keeps_memory=True)
             if reported.subject in PEERS
         ]
-        for density in self.densities:
-            chosen = self.measuring(density)
-            for reported in self._run(cluster, size, algorithm, *chosen, *horovod) if chosen else ():
-                if density == self.densities[0] or reported.subject not in PEERS:
+        for number, density in enumerate(self.densities):
+            candidates = Plan(reducers=self.reducers).candidates()  # dense ones with the first density only
+            chosen = [f"--reducer={each.name}" for each in candidates if number == 0 or each.sparse]
+            given = (*chosen, f"--density={density}", *horovod)
+            for reported in self._run(cluster, size, algorithm, *given) if chosen else ():
+                if number == 0 or reported.subject not in PEERS:
                     yield with_peers(reported, retained)
         yield from retained
 
@@ -234,14 +220,14 @@ class Sweep:
         algorithm: str,
         *arguments: str,
         steps: int | None = None,
-        settings: Mapping[str, str] = MappingProxyType({}),
+        keeps_memory: bool = False,
     ) -> Iterator[Record]:
-        """Yield the records of one job on all nodes; ``settings`` are added to its environment."""
+        """Yield the records of one job on all nodes; ``keeps_memory``: with ``KEEP_MEMORY``."""
         given = ["--size", str(size), "--steps", str(steps or self.steps), *arguments]
         words = module("benchmarks.reducers", "--json", *given)
-        kept = ", memory kept" if settings else ""
+        kept, settings = (", memory kept", KEEP_MEMORY) if keeps_memory else ("", {})
         what = f"{' '.join(given)} (all-reduce of MPI: {algorithm}{kept})"
-        variables = {**environment(algorithm), **settings}
+        variables = environment(algorithm) | settings
         for reported in map(record_of, cluster.objects(LAYOUT, words, variables, TIMEOUT_SECONDS, what)):
             yield replace(reported, case=reported.case | {"mpi_algorithm": algorithm})
 

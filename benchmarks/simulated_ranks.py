@@ -34,8 +34,6 @@ from training.run.local_steps import LocalSteps
 from training.run.step import TrainingStep, parts_of
 from training.run.trainer import Trainer
 
-Do = Callable[[int], Any]
-
 
 @dataclass
 class RankTotals:
@@ -51,13 +49,13 @@ class Ranks:
 
     def __init__(self, layout: Sequence[int]) -> None:
         self.layout, self.count = layout, sum(layout)
-        self.do: Do | None = None
+        self.do: Callable[[int], Any] | None = None
         self.results: list[Any] = [None] * self.count
         self.topologies: list[Any] = [None] * self.count  # until a rank puts its own there, as in the next
         self.gradients: list[Any] = [None] * self.count
         self.totals = [RankTotals() for _ in range(self.count)]
 
-    def all_do(self, do: Do | None) -> list[Any]:
+    def all_do(self, do: Callable[[int], Any] | None) -> list[Any]:
         """Return what each rank does; rank 0 calls it, the others wait for it, and end with ``None``."""
         self.do = do
         self.take_part(self.topologies[0].world)
@@ -282,7 +280,10 @@ def build_ranks(ranks: Ranks, config: Config, topology: Topology, data: Data) ->
 def train(config: Config, layout: Sequence[int]) -> Trained:
     """Train with a reducer for each of the ranks of ``layout``; batches are those of all together."""
     ranks = Ranks(layout)
-    config = _in_parts(config, ranks.count)
+    task = config.task.make()
+    if task.accumulates:  # batches are cut into parts; one that carries a state has the rows of each rank
+        config = config.model_copy(update={"accumulate": ranks.count})
+        task.check(config)
 
     def body(comm: Communicator) -> Summary | None:
         ranks.topologies[comm.rank] = Topology(comm)
@@ -296,16 +297,3 @@ def train(config: Config, layout: Sequence[int]) -> Trained:
 
     summary = simulated.run(body, ranks.count, list(layout))[0]
     return Trained(summary, ranks.gradients[0].size, ranks.totals)
-
-
-def _in_parts(config: Config, parts: int) -> Config:
-    """Return the configuration for batches that are cut into parts, where its task accumulates parts.
-
-    One that carries a state along its rows has those of each rank here.
-    """
-    task = config.task.make()
-    if not task.accumulates:
-        return config
-    cut = config.model_copy(update={"accumulate": parts})
-    task.check(cut)
-    return cut

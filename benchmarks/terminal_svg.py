@@ -6,8 +6,7 @@ from io import StringIO
 from rich.console import Console
 from rich.text import Text
 
-
-def main() -> None:
+if __name__ == "__main__":
     title, path = sys.argv[1:]
     lines = sys.stdin.read().splitlines()
     console = Console(record=True, width=max(map(len, lines)), file=StringIO(), highlight=False)
@@ -15,7 +14,3 @@ def main() -> None:
     for line in lines:
         console.print(Text(line, style="green" if line.startswith("test accuracy") else ""))
     console.save_svg(path, title="cloudtrain")
-
-
-if __name__ == "__main__":
-    main()

@@ -13,7 +13,7 @@ server, and no process that could be the bottleneck.
 """
 
 import fcntl
-import json
+import math
 import os
 import struct
 import tempfile
@@ -28,7 +28,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 # Sent by one request before another may send: two milliseconds of the link at half a Gbit/s.
 CHUNK_BYTES = 128 * 1024
-LINK = struct.Struct("dq")  # the moment from which on the link is free; requests of contents so far
+# The moment from which on the link is free, requests of contents so far, bytes a second, seconds of latency.
+LINK = struct.Struct("dqdd")
 
 
 @contextmanager
@@ -36,11 +37,10 @@ def serve(
     folder: str | os.PathLike[str], *, gbit: float | None = None, latency_seconds: float = 0.0
 ) -> Iterator[str]:
     """Yield the URL of a folder behind a link, of so many Gbit/s for all clients together."""
-    limits = {"bytes_per_second": gbit and gbit * 1e9 / 8, "latency_seconds": latency_seconds}
     with tempfile.TemporaryDirectory(prefix="throttled-") as name:
         state = Path(name)
-        (state / "limits.json").write_text(json.dumps(limits))
-        (state / "link").write_bytes(LINK.pack(0.0, 0))
+        bytes_per_second = math.inf if gbit is None else gbit * 1e9 / 8
+        (state / "link").write_bytes(LINK.pack(0.0, 0, bytes_per_second, latency_seconds))
         (state / "behind-the-link").symlink_to(Path(folder).resolve())
         yield f"throttled://{state / 'behind-the-link'}"
 
@@ -66,19 +66,18 @@ class ThrottledFileSystem(LocalFileSystem):
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
         """Return the bytes of a file from ``start`` to before ``end``, fewer if the file is shorter."""
-        limits = self._wait(path)
+        self._wait(path)
         body = super().cat_file(path, start, end, **options)
         with self._link(path) as link:
             link[1] += 1
-        if limits["bytes_per_second"]:
-            self._pass_link(path, len(body), limits["bytes_per_second"])
+            bytes_per_second = link[2]
+        if bytes_per_second < math.inf:
+            self._pass_link(path, len(body), bytes_per_second)
         return body
 
-    def _wait(self, path: str) -> dict[str, Any]:
-        """Wait for the latency, and return the limits of the storage."""
-        limits = json.loads((_state(path) / "limits.json").read_text())
-        time.sleep(limits["latency_seconds"])
-        return limits
+    def _wait(self, path: str) -> None:
+        """Wait for the latency."""
+        time.sleep(LINK.unpack((_state(path) / "link").read_bytes())[3])
 
     def _pass_link(self, path: str, size: int, rate: float) -> None:
         """Wait until so many bytes have passed the link, chunk by chunk."""

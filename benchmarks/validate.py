@@ -13,16 +13,15 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import cache, cached_property
-from itertools import accumulate, chain, groupby, pairwise, product
+from itertools import accumulate, groupby, pairwise, product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.convergence import recorded
-from benchmarks.drawing.pages import rewrite
+from benchmarks.drawing.pages import layout_in_words, markdown, percent, rate_in_words, rewrite
 from benchmarks.drawing.style import PALETTE, docs_picture
-from benchmarks.drawing.tables import layout_in_words, markdown, percent, rate_in_words
-from benchmarks.jobs import DEFAULT, Layout, cluster_or_exit, environment, module
+from benchmarks.jobs import DEFAULT, Layout, cluster_until_end, environment, module
 from commlib import REDUCERS, Communicator, Network, Topology, make_reducer
 from commlib.transport import simulated
 from commlib.tuning import probe, tuner
@@ -77,7 +76,7 @@ def on_this_rank(comm: Communicator, cases: Sequence[tuple[int, float]]) -> None
 def measure() -> None:
     """Measure the cells that are not in the records yet."""
     done = [each["cell"] for each in recorded(RECORDS)]
-    with cluster_or_exit() as cluster:
+    with cluster_until_end() as cluster:
         for layout, rate, delay, cases in CELLS:
             cell = {"layout": layout, "rate": rate, "delay_ms": delay}
             if cell in done:
@@ -92,8 +91,6 @@ def measure() -> None:
             with RECORDS.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
-
-# ---- Simulated ranks ----
 
 SIMULATED = [{"layout": "4x2", "rate": rate, "delay_ms": 0.0} for rate in ("1gbit", "10gbit")]
 
@@ -123,9 +120,6 @@ def simulate() -> None:
             if group.cell in SIMULATED and group.case.size == SMALL:
                 found = on_simulated_ranks(group.case, group.profile.network, group.cores)
                 file.write(json.dumps([group.name, [[*astuple(each), found[each]] for each in found]]) + "\n")
-
-
-# ---- What was measured, and what was predicted ----
 
 
 @dataclass(frozen=True)
@@ -175,11 +169,6 @@ class Group:
         """Return how many times as long a candidate takes as the fastest."""
         return self.steps[candidate] / self.steps[self.fastest]
 
-    def errors(self, reducer: str | None = None) -> list[float]:
-        """Return expected over measured seconds of each candidate, or of those of a reducer."""
-        own = [each for each in self.steps if reducer in (None, each.reducer)]
-        return [self.expected[each] / self.steps[each] for each in own]
-
 
 @cache
 def groups() -> list[Group]:
@@ -209,34 +198,24 @@ def virtual() -> list[tuple[Group, dict[Candidate, float]]]:
     ]
 
 
-# ---- The page ----
-
-
 def off(ratios: Sequence[float]) -> str:
     """Return how far ratios are from 1: the median."""
     return percent(median(abs(each - 1) for each in ratios))
 
 
-def within(ratios: Sequence[float], limit: float) -> str:
-    """Return the share of the ratios that are off by at most ``limit``."""
-    return percent(sum(abs(each - 1) <= limit for each in ratios) / len(ratios))
-
-
 def errors(given: Iterable[Group], reducer: str | None = None) -> list[float]:
-    return list(chain.from_iterable(each.errors(reducer) for each in given))
+    """Return expected over measured seconds of all candidates, or of those of a reducer."""
+    return [
+        group.expected[each] / group.steps[each]
+        for group in given
+        for each in group.steps
+        if reducer in (None, each.reducer)
+    ]
 
 
 def reducers() -> list[str]:
     """Return the reducers that were measured anywhere, in their order."""
     return list(dict.fromkeys(candidate.reducer for each in groups() for candidate in each.steps))
-
-
-def of_errors() -> str:
-    ratios = errors(groups())
-    return (
-        f"Of {len(ratios):,} predictions half are off by at most {off(ratios)}, "
-        f"and {within(ratios, 0.25)} by at most 25 %.\n"
-    )
 
 
 def by_cluster() -> str:
@@ -252,7 +231,8 @@ SUMMARY = ("medians", "off by, median", "within 25 %", "predicted/measured")
 
 
 def summary(ratios: Sequence[float]) -> list[str]:
-    return [str(len(ratios)), off(ratios), within(ratios, 0.25), f"{median(ratios):.2f}"]
+    within = sum(abs(each - 1) <= 0.25 for each in ratios) / len(ratios)
+    return [f"{len(ratios)}", off(ratios), percent(within), f"{median(ratios):.2f}"]
 
 
 def by_reducer() -> str:
@@ -334,8 +314,11 @@ def draw(path: Path) -> None:
 
 
 def blocks() -> dict[str, str]:
+    ratios = errors(groups())
+    _, half, most, _ = summary(ratios)
     return {
-        "errors": of_errors(),
+        "errors": f"Of {len(ratios):,} predictions half are off by at most {half}, "
+        f"and {most} by at most 25 %.\n",
         "errors by cluster": by_cluster(),
         "errors by reducer": by_reducer(),
         "verdict": of_picks(),

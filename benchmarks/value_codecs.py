@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.drawing.pages import rewrite
-from benchmarks.drawing.tables import markdown
+from benchmarks.drawing.pages import markdown, rewrite
 from commlib import SparseVector, select
 from commlib.vectors import Float32
 from commlib.wire import VALUE_CODECS, make_codec

@@ -21,22 +21,19 @@ from typing import Any, NamedTuple
 
 from matplotlib.patches import Patch, Rectangle
 
-from benchmarks.drawing.pages import rewrite
+from benchmarks.drawing.pages import markdown, percent, rewrite
 from benchmarks.drawing.style import docs_picture
-from benchmarks.drawing.tables import markdown, percent
 from benchmarks.validate import on_simulated_ranks
 from commlib import REDUCERS, Link, Network, Topology, transport
 from commlib.tuning import probe, tuner
 from commlib.tuning.probe import Candidate, Profile
 from commlib.tuning.tuner import Case
-from commlib.work import Speeds
 from training.bench.record import command, machine
+from training.plan.site import NO_SPEEDS, nodes_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, PICTURES = ROOT / "docs" / "which.md", ROOT / "docs" / "which"
 MAP = PICTURES / "map.jsonl"  # what ``--predict`` writes: machine and speeds, cells, cells on simulated ranks
-
-# ---- The map ----
 
 FLAT, NESTED = ((4, 1), (8, 1), (32, 1)), ((4, 8), (16, 8), (128, 8))  # nodes, ranks on each
 INSIDE_GBIT = (25, 100, 400)
@@ -44,7 +41,6 @@ DELAYS = (1e-5, 1e-4, 1e-3, 1e-2, 5e-2)  # seconds
 GBITS = (0.01, 0.1, 1, 10, 100)
 DENSITIES = (1e-4, 1e-3, 1e-2, 1e-1)
 SIZES = (1_000_000, 25_000_000, 340_000_000)
-NO_SPEEDS = Speeds(0, 0, 0, 0, 0, 0, dict.fromkeys(probe.WIRES, 0.0))
 DRAWN, DRAWN_SIZE, DRAWN_INSIDE = ((4, 1), (32, 1), (16, 8), (128, 8)), SIZES[1], INSIDE_GBIT[1]
 COLORS = (
     *("#9ecae1", "#fdae6b", "#a1d99b", "#bcbddc", "#fc9272", "#d9d9d9", "#fde0a0", "#c7e9b4", "#e7cb94"),
@@ -68,8 +64,7 @@ class Place:
 
     @property
     def case(self) -> Case:
-        ranks = [range(self.ranks * node, self.ranks * (node + 1)) for node in range(self.nodes)]
-        return Case(ranks, self.size, self.density)
+        return Case(nodes_of(self.nodes * self.ranks, self.ranks), self.size, self.density)
 
     @property
     def network(self) -> Network:
@@ -100,11 +95,7 @@ def is_sparse(name: str) -> bool:
 
 
 def named(candidate: Candidate) -> str:
-    """Return the reducer, and whether nodes add up first, without its codec.
-
-    >>> named(Candidate("spardl", "fp32", '{"hierarchical": true}'))
-    'spardl, hierarchical'
-    """
+    """Return the reducer, and whether nodes add up first, without its codec: ``spardl, hierarchical``."""
     return candidate.reducer + ", hierarchical" * ("hierarchical" in json.loads(candidate.options))
 
 
@@ -163,9 +154,6 @@ def compact(answer: Answer) -> tuple[str, float, float]:
     return answer.winner, round(answer.over_dense, 2), round(answer.over_next, 2)
 
 
-# ---- The page ----
-
-
 class Cell(NamedTuple):
     """A cell and two answers: computing on a core for each rank, and computing that takes no time.
 
@@ -190,11 +178,7 @@ def cells() -> tuple[list[Cell], list[Cell]]:
 
 
 def rounded(value: float, digits: int = 3) -> str:
-    """Return so many digits, and those before the point where there are more.
-
-    >>> rounded(2.345), rounded(2345.6)
-    ('2.35', '2,346')
-    """
+    """Return so many digits, and those before the point where there are more: 2.35, 2,346."""
     return f"{value:.{digits}g}" if value < 10**digits else f"{value:,.0f}"
 
 
@@ -289,17 +273,13 @@ def blocks() -> dict[str, str]:
     }
 
 
-def draw() -> None:
-    rewrite(PAGE, blocks())
-    draw_map(cells()[0], PICTURES / "map.svg")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--predict", action="store_true")
     if parser.parse_args().predict:
         predict()
-    draw()
+    rewrite(PAGE, blocks())
+    draw_map(cells()[0], PICTURES / "map.svg")
 
 
 if __name__ == "__main__":

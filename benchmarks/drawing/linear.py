@@ -4,9 +4,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby
 from pathlib import Path
 
-from benchmarks.drawing.pages import Results, fingerprint
+from benchmarks.drawing.pages import Results, fingerprint, markdown, with_notes
 from benchmarks.drawing.style import PALETTE, picture
-from benchmarks.drawing.tables import markdown, with_notes
 from benchmarks.linear import DENSE, of_one_rank, of_ranks
 from training.bench.record import Record
 from training.commands.printing import times
@@ -21,12 +20,6 @@ PAPER = {
 }
 ROWS_OF_RANK = 1000  # in a step there, and in the picture
 MOST_LINES = 4  # of a picture
-
-
-def is_first_case(record: Record) -> bool:
-    """Return whether it is of the first case that is shown: url, logistic, on the cluster."""
-    keys = {"shape": "url", "loss": "logistic", "solver": "sgd", "batch_size": ROWS_OF_RANK}.items()
-    return keys <= record.case.items() and not {"until", "clock"} & record.case.keys()
 
 
 def groups(results: Results) -> Iterator[list[Record]]:

@@ -1,14 +1,15 @@
-"""Pages of docs/ in which tables stand between two marks."""
+"""Pages in Markdown, in which tables stand between two marks."""
 
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.jobs import record_of
 from training.bench.record import Record, code_of
+from training.commands.printing import Table
 
 NAMED = re.compile(r"\d{4}-\d{2}-\d{2}-(.+)\.jsonl")
 
@@ -60,11 +61,7 @@ def newest(folder: Path) -> dict[str, Results]:
 
 
 def with_block(page: str, name: str, text: str) -> str:
-    r"""Return a page with ``text`` between its only mark ``<!-- NAME -->`` and the next ``<!-- end -->``.
-
-    >>> with_block("<!-- one -->\nold\n<!-- end -->\n", "one", "new\n")
-    '<!-- one -->\nnew\n<!-- end -->\n'
-    """
+    """Return a page with ``text`` between its only mark ``<!-- NAME -->`` and the next ``<!-- end -->``."""
     begin, end = f"<!-- {name} -->\n", "<!-- end -->"
     before, _, rest = page.partition(begin)
     _, found, after = rest.partition(end)
@@ -81,18 +78,28 @@ def rewrite(path: Path, blocks: Mapping[str, str]) -> None:
     path.write_text(page)
 
 
-@dataclass(frozen=True)
-class Page:
-    """A page of docs/ with tables of the records of a kind; ``measure``: the command that makes them."""
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown, numbers to the right."""
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    lines = [f"| {' | '.join(header)} |", f"|{'|'.join(rule)}|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
 
-    path: str
-    kind: str
-    tables: Callable[[Results], Iterator[str]]
-    measure: str
 
-    def with_measured(self, text: str, found: dict[str, Results]) -> str:
-        measured = f"Nothing has been measured yet: `{self.measure}` does.\n"
-        if self.kind in found:
-            link = found[self.kind].source.replace("](results/", "](../benchmarks/results/")
-            measured = "\n".join([link, *self.tables(found[self.kind])])
-        return with_block(text, "measured", f"\n{measured}\n")
+def rate_in_words(rate: str) -> str:
+    """Return the rate of a link, which is written as for tc (``0.2gbit``): 0.2 Gbit/s."""
+    return rate.replace("gbit", " Gbit/s").replace("mbit", " Mbit/s")
+
+
+def layout_in_words(layout: str) -> str:
+    return layout.replace("x", " × ")
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def with_notes(table: Table) -> str:
+    """Return a table under its title, the names in the first column as code, its notes below."""
+    header = [" ".join(name.split()) for name in table.header]
+    rows = markdown(header, ([f"`{row[0]}`", *row[1:]] for row in table.rows))
+    return "\n".join([f"{table.title}\n", rows, *(f"- {note}" for note in table.notes), ""])

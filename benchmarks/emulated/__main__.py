@@ -19,7 +19,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 from benchmarks.emulated.nodes import NODE_PATH, PROGRAMS, SYSTEM_PATH, Cluster, Problem, alone, call
 
@@ -184,10 +183,6 @@ def _status_of(process: "subprocess.Popen[bytes]", timeout: float | None) -> int
     return code if code >= 0 else 128 - code
 
 
-def _exit(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -211,7 +206,7 @@ def main(arguments: Sequence[str]) -> int:
     cluster = Cluster(given.state.absolute())
     os.environ["PATH"] = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"  # cron and others may leave out sbin
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _exit)
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
     try:
         if given.action == "up":
             return up(cluster, given.nodes, given.rate, given.delay)

@@ -119,15 +119,11 @@ def connect(name: str, settings: dict[str, Any], switch_network: str) -> None:
     call("ip", "address", "add", f"{settings['addresses'][name]}/24", "dev", "eth0")
     call("ip", "link", "set", "eth0", *card)
     call("ip", "link", "set", "lo", "up")
-    retransmit_soon()
-
-
-def retransmit_soon() -> None:
-    """Let TCP try each second after a link was cut, as docs/cluster.md has it; up to four minutes."""
-    settings = Path("/proc/sys/net/ipv4")
-    if (settings / "tcp_rto_max_ms").exists():  # from Linux 6.15 on
-        (settings / "tcp_rto_max_ms").write_text("1000")
-        (settings / "tcp_retries2").write_text("255")
+    # TCP tries each second after a link was cut, as docs/cluster.md has it; up to four minutes.
+    tcp = Path("/proc/sys/net/ipv4")
+    if (tcp / "tcp_rto_max_ms").exists():  # from Linux 6.15 on
+        (tcp / "tcp_rto_max_ms").write_text("1000")
+        (tcp / "tcp_retries2").write_text("255")
 
 
 def mount_own(state: Path) -> None:
