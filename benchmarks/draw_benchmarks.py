@@ -250,7 +250,6 @@ class Claim:
 
 CLAIMS = (
     Claim(STEP_OF_MLP, "race", STEP, "hitopk", RING),
-    Claim(STEP_OF_MLP, "race", STEP, "auto", RING),
     Claim(MLP_TO_91, "race", ACCURACY, "hitopk", RING),
     Claim(MLP_TO_91, "race", ACCURACY, "oktopk", RING),
     Claim(STEP_OF_MLP, "race-all", STEP, "hitopk", TORUS),

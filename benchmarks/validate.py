@@ -144,9 +144,14 @@ class Group:
         return tuner.expect(self.profile, self.case)
 
     @property
+    def pickable(self) -> list[Candidate]:
+        """Return those that ``auto`` may pick."""
+        return list(filter(tuner.is_pickable, self.steps))
+
+    @property
     def predicted(self) -> Candidate:
         """Return the fastest one by the closed forms."""
-        return min(self.steps, key=lambda each: self.expected[each])
+        return min(self.pickable, key=lambda each: self.expected[each])
 
     @cached_property
     def picked(self) -> Candidate:
@@ -158,7 +163,7 @@ class Group:
 
     @property
     def fastest(self) -> Candidate:
-        return min(self.steps, key=lambda each: self.steps[each])
+        return min(self.pickable, key=lambda each: self.steps[each])
 
     @property
     def dense_seconds(self) -> float:

@@ -90,6 +90,7 @@ class ARCTopK(ResidualReducer):
 
     cost = Cost(_traffic, _seconds, _work, is_exact=False, applied=_sent, most=_sent)
     needs_entries = True
+    approximates = True
     options: ARCTopKOptions
     state: ARCTopKState = ARCTopKState(0)
 

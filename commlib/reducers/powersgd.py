@@ -158,6 +158,7 @@ class PowerSGD(ResidualReducer):
 
     cost = Cost(_traffic, _seconds, _work, is_exact=False, applied=whole_size, most=whole_size)
     needs_entries = True
+    approximates = True
     options: PowerSGDOptions
     state: PowerSGDState
 

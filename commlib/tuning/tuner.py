@@ -1,6 +1,6 @@
 """Choose the fastest reducer, by the cost model and by measured steps (:mod:`commlib.tuning.tuner`)."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf, log
 from statistics import geometric_mean, median
@@ -118,18 +118,17 @@ def choose(
     size: int,
     density: float,
     *,
-    among: Callable[[Candidate], bool] = lambda candidate: True,
     on_gpus: bool = False,
 ) -> Choice:
     """Return the reducer, and its wire codec, that is expected to be the fastest.
 
-    It is ``dense`` where the fastest one gains less than ``LEAST_GAIN`` of its time, or less than the spread
-    of the measurements. On one node it is one that sends all, on one rank ``dense``. ``among``: which
-    candidates may be picked, besides ``dense``. ``on_gpus``: of those that take a GPU's arrays.
+    One that ``approximates`` is not picked. It is ``dense`` where the fastest one gains less than
+    ``LEAST_GAIN`` of its time, or less than the spread of the measurements. On one node it is one that sends
+    all, on one rank ``dense``. ``on_gpus``: of those that take a GPU's arrays.
     """
     case = Case(nodes, size, check_density(density), on_gpus)
-    seconds = expect(profile, case)
-    possible = [DENSE, *filter(among, tried(profile, case) or seconds)]
+    seconds = _expect_pickable(profile, case)
+    possible = [DENSE, *([each for each in tried(profile, case) if each in seconds] or seconds)]
     if len(nodes) == 1:
         possible = [each for each in possible if not reducer_class(each.reducer).sparse]
     best = fastest = min(possible, key=lambda each: seconds[each])
@@ -212,6 +211,15 @@ def expect(profile: Profile, case: Case) -> dict[Candidate, float]:
     for candidate in dict.fromkeys(trial.candidate for trial in here):
         expected[candidate] = geometric_mean(trial.seconds for trial in here if trial.candidate == candidate)
     return expected
+
+
+def is_pickable(candidate: Candidate) -> bool:
+    """Return whether ``auto`` may pick a candidate: it sends all, or the entries of largest magnitude."""
+    return not reducer_class(candidate.reducer).approximates
+
+
+def _expect_pickable(profile: Profile, case: Case) -> dict[Candidate, float]:
+    return {each: seconds for each, seconds in expect(profile, case).items() if is_pickable(each)}
 
 
 def _case_of(trial: Trial, case: Case) -> Case:
@@ -317,14 +325,15 @@ def try_out(
 
 def _most_promising(profile: Profile, case: Case) -> Candidate | None:
     """Return the candidate expected to be the fastest of those not tried here; ``None`` if all are slow."""
-    seconds, so_far = expect(profile, case), tried(profile, case)
+    seconds, so_far = _expect_pickable(profile, case), tried(profile, case)
     untried = [each for each in seconds if each not in so_far]
     best = min(untried, key=lambda each: seconds[each], default=None)
     return best if best and seconds[best] <= PROMISING * min(seconds.values()) else None
 
 
 def _close_to_the_fastest(profile: Profile, case: Case) -> list[Candidate]:
-    seconds, so_far = expect(profile, case), tried(profile, case)
+    seconds = _expect_pickable(profile, case)
+    so_far = [each for each in tried(profile, case) if each in seconds]
     limit = CLOSE * min(seconds[each] for each in so_far)
     return [each for each in so_far if seconds[each] <= limit]
 
@@ -403,9 +412,7 @@ def choose_within(
     """
     case = Case(nodes, size, check_density(density), on_gpus)
     known = candidates(SHORT_WIRES, between_nodes=_is_between(nodes), on_gpus=case.on_gpus)
-    # Rows and factors approximate otherwise than entries, for which it is known how many local steps do.
-    known = [each for each in known if each.wire or not reducer_class(each.reducer).sparse]
-    sent = {each: _bytes_of_rank(case, each) for each in known}
+    sent = {each: _bytes_of_rank(case, each) for each in known if is_pickable(each)}
     steps = {each: max(1, ceil(of_rank / bytes_per_step)) for each, of_rank in sent.items()}
     best = min(sent, key=lambda each: (steps[each], -sent[each]))
     exchange = f"{sent[best] / 1e3:.3g} kB a rank and exchange, one every {steps[best]} steps"
