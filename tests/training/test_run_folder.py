@@ -191,7 +191,10 @@ CHECKPOINTED = ("checkpoints={every_steps: 2, every_epochs: null}", "resume=auto
 
 
 def test_a_run_that_is_still_trained_is_not_joined(tmp_path):
-    with RunFolder(trainer(tmp_path).config) as run:  # this process holds it as if it trained
+    config = trainer(tmp_path, *CHECKPOINTED).config
+    with RunFolder(config) as run:  # this process holds it as if it trained
+        with pytest.raises(RunIsAlive, match=f"got {run.path}, which is being trained"):
+            to_resume(config, "auto")  # before its first checkpoint
         (run.path / "checkpoints").mkdir()
         metrics_before = (run.path / "metrics.jsonl").read_bytes()
         for resume in ("auto", run.path):
@@ -206,13 +209,6 @@ def test_a_run_that_is_still_trained_is_not_joined(tmp_path):
     trainer(tmp_path, *CHECKPOINTED).fit()  # it has stopped without an end: this one goes on with it
     assert (run.path / "summary.json").exists()
     assert only_run(tmp_path) == run.path
-
-
-def test_a_run_that_has_no_checkpoint_yet_is_not_doubled_by_resume_auto(tmp_path):
-    config = trainer(tmp_path, *CHECKPOINTED).config
-    with RunFolder(config) as run, pytest.raises(RunIsAlive, match=f"got {run.path}, which is being trained"):
-        to_resume(config, config.resume)
-    assert to_resume(config, config.resume) is None  # it left nothing to go on with
 
 
 def test_resume_auto_takes_no_run_whose_name_begins_with_that_of_another(tmp_path):
