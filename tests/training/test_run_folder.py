@@ -220,6 +220,8 @@ def test_resume_auto_takes_no_run_whose_name_begins_with_that_of_another(tmp_pat
     second = tmp_path / f"{config.name}-20261122-224254-1"  # of two that began in the same second
     longer.rename(second)
     assert to_resume(config, config.resume) == second
+    (second / "checkpoints").rmdir()
+    assert to_resume(config, config.resume) is None  # it left nothing to go on with
 
 
 def test_of_two_processes_that_found_the_same_run_one_gets_it(tmp_path, monkeypatch):
