@@ -23,7 +23,6 @@ HOSTS = ",".join(f"{node}:2" for node in NODES)
 TOOLS = ["ip", "tc", "ssh", "ssh-keygen", "sshd", "unshare", "nsenter", "mount"]
 SYSTEM_PATH = f"{os.environ['PATH']}:/usr/local/sbin:/usr/sbin:/sbin"
 GBIT_BYTES = 125_000_000  # a second
-AS_TC = "expected a rate of tc, such as 1gbit or 200mbit"
 SEND = "import socket; socket.create_connection(('node3', 5001)).sendall(bytes(25_000_000))"
 RECEIVE = """
 import socket
@@ -186,20 +185,6 @@ def test_both_ends_of_a_link_have_the_rate_and_all_bytes_pass_them(cluster, tmp_
         assert of_node("ssh", node)["eth0"]["options"]["rate"] == GBIT_BYTES
 
 
-def test_other_settings_build_another_one(cluster):
-    result = cluster("up", "--nodes", "2", "--rate", "200mbit")
-    assert result.returncode == 0
-    assert "found one with other settings: building it again" in result.stderr
-    status = cluster("status")
-    assert status.stderr == "cluster: is up: 2 nodes at 200mbit\n"
-    assert [line.split()[:4] for line in status.stdout.splitlines()] == [
-        ["node1", "10.18.0.1", "sshd", "listens"],
-        ["node2", "10.18.0.2", "sshd", "listens"],
-    ]
-    (shaper,) = json.loads(cluster.run("tc", "-json", "qdisc", "show", "dev", "eth0"))
-    assert shaper["options"]["rate"] == 25_000_000
-
-
 def test_a_node_that_died_is_shown_and_mended(cluster):
     os.kill(cluster.pid("node2"), signal.SIGKILL)
     wait_until(lambda: f"{cluster.state}/node2.log" not in " ".join(commands().values()))
@@ -210,15 +195,6 @@ def test_a_node_that_died_is_shown_and_mended(cluster):
     result = cluster("up", "--nodes", "4", "--rate", "1gbit")
     assert "found node2 down: building it again" in result.stderr
     assert cluster.run("ssh", "node2", "hostname") == "node2\n"
-
-
-@pytest.mark.parametrize(
-    ("command", "expected"),
-    [(["sh", "-c", "exit 7"], 7), (["sh", "-c", "kill -9 $$"], 137), (["no-such-command"], 127)],
-    ids=["status", "signal", "unknown"],
-)
-def test_run_passes_the_status_on(cluster, command, expected):
-    assert cluster("run", "--", *command).returncode == expected
 
 
 @pytest.mark.parametrize(
@@ -254,14 +230,8 @@ def test_a_second_run_is_refused_while_one_has_the_nodes(cluster, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["up", "--rate=fast"], f"--rate: {AS_TC}, got 'fast' (tc: "),
-        (["up", "--rate=0gbit"], f"--rate: {AS_TC}, got '0gbit' (tc: "),
-        (["up", "--rate=-5mbit"], f"--rate: {AS_TC}, got '-5mbit' (tc: "),
-        (["up", "--nodes=0"], "--nodes: expected 1 to 254, got 0"),
+        (["up", "--rate=fast"], "--rate: expected a rate of tc, such as 1gbit or 200mbit, got 'fast' (tc: "),
         (["up", "--nodes=255"], "--nodes: expected 1 to 254, got 255"),
-        (["run", "--timeout=0", "--", "true"], "--timeout: expected seconds above 0, got 0"),
-        (["run", "--"], "run: expected a command: "),
-        (["up", "--delay", "-1"], "--delay: expected 0 to 1000 ms, got -1"),
         (["run", "--", "true"], "is not up: python -m benchmarks.emulated up"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

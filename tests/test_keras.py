@@ -27,7 +27,6 @@ from commlib.keras import (
 )
 from commlib.tensorflow import DistributedGradients
 from commlib.transport import simulated
-from tests.launching import python_on_ranks, tail
 
 DENSE = {"name": "dense"}
 SPARSE = {"name": "allgather", "density": 0.25}
@@ -215,7 +214,6 @@ def test_keras_on_another_backend_is_refused_with_the_way_to_go(monkeypatch):
 @pytest.mark.parametrize(
     "options",
     [
-        {"use_ema": True, "ema_momentum": 0.5},
         {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2},
         {"gradient_accumulation_steps": 2},
         {"weight_decay": 0.1, "global_clipnorm": 0.1},
@@ -479,51 +477,40 @@ def test_models_of_other_shapes_are_refused_by_the_broadcast():
     simulated.run(body, 2)
 
 
-def differs_by_seed(comm):
-    """Fit a model that only its first batch builds."""
-    keras.utils.set_random_seed(comm.rank)
-    first = []
-    look = after_steps(lambda: first or first.extend(values(model.weights)))
-    layers = [keras.layers.BatchNormalization(), keras.layers.Dense(5), keras.layers.Dense(1)]
-    model = compiled(comm, "adam", SPARSE, model=keras.Sequential(layers))
-    model.fit(*data(comm.rank), batch_size=8, epochs=2, verbose=0, callbacks=[look, *default_callbacks()])
-    everywhere = comm.allgather_objects((first, values([*model.weights, *model.optimizer.variables])))
-    assert not any(equal(everywhere[0][0], other[0]) for other in everywhere[1:])
-    assert all(equal(everywhere[0][1], other[1]) for other in everywhere)
-    assert int(model.optimizer.iterations) == 8
+def test_models_that_only_their_first_batches_build_end_alike():
+    def body(comm):
+        keras.utils.set_random_seed(comm.rank)
+        first = []
+        look = after_steps(lambda: first or first.extend(values(model.weights)))
+        layers = [keras.layers.BatchNormalization(), keras.layers.Dense(5), keras.layers.Dense(1)]
+        model = compiled(comm, "adam", SPARSE, model=keras.Sequential(layers))
+        model.fit(*data(comm.rank), batch_size=8, epochs=2, verbose=0, callbacks=[look, *default_callbacks()])
+        return first, values([*model.weights, *model.optimizer.variables]), int(model.optimizer.iterations)
 
-
-def ends_early(comm, *, is_unknown):
-    """Fit a linear model on 3 batches of rank 0 and 5 of the others, for two epochs."""
-    inputs, targets = data(comm.rank, 3 if comm.rank == 0 else 5)
-    batches = tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(8)
-    if is_unknown:
-        batches = batches.filter(lambda *_: True)  # their number is unknown now
-    model = compiled(comm, keras.optimizers.SGD(0.05, momentum=0.5))
-    model.fit(batches, epochs=2, verbose=0, callbacks=default_callbacks())
-    everywhere = comm.allgather_objects((values(model.weights), inputs, targets))
-    assert all(equal(everywhere[0][0], other[0]) for other in everywhere)
-    assert_by_hand(values(model.weights), [each[1:] for each in everywhere], batches=5, epochs=2)
-    assert int(model.optimizer.iterations) == 10
-
-
-@pytest.mark.slow
-@pytest.mark.launch
-def test_real_ranks_whose_first_weights_or_numbers_of_batches_differ_end_alike():
-    program = """
-from commlib.transport import mpi
-from tests.test_keras import differs_by_seed, ends_early, synchronizes
-differs_by_seed(mpi.world())
-ends_early(mpi.world(), is_unknown=True)
-synchronizes(mpi.world())
-"""
-    result = python_on_ranks(2, program)
-    assert result.returncode == 0, tail(result)
+    (first, last, steps), (other, same, its_steps) = simulated.run(body, 2)
+    assert not equal(first, other)
+    assert equal(last, same)
+    assert steps == its_steps == 8
 
 
 @pytest.mark.parametrize("is_unknown", [True, False])
 def test_ranks_that_end_early_join_the_others_with_zeros(is_unknown):
-    simulated.run(lambda comm: ends_early(comm, is_unknown=is_unknown), 3)
+    """Rank 0 has 3 batches, the others 5."""
+
+    def body(comm):
+        inputs, targets = data(comm.rank, 3 if comm.rank == 0 else 5)
+        batches = tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(8)
+        if is_unknown:
+            batches = batches.filter(lambda *_: True)  # their number is unknown now
+        model = compiled(comm, keras.optimizers.SGD(0.05, momentum=0.5))
+        model.fit(batches, epochs=2, verbose=0, callbacks=default_callbacks())
+        return values(model.weights), (inputs, targets), int(model.optimizer.iterations)
+
+    everywhere = simulated.run(body, 3)
+    for weights, _, steps in everywhere:
+        assert equal(weights, everywhere[0][0])
+        assert_by_hand(weights, [samples for _, samples, _ in everywhere], batches=5, epochs=2)
+        assert steps == 10
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -84,15 +84,3 @@ def test_the_configuration_reference_has_every_key_with_its_meaning():
         assert all(len(row) == 3 and all(row) for row in rows(title).values()), title
         described = {key for kind in record.__mro__ if kind in titles for key in rows(titles[kind])}
         assert described == set(record.model_fields), title
-
-
-def test_a_key_is_described_by_its_type_its_default_and_its_docstring():
-    assert rows("`cache`")["shards"][:2] == ["a whole number from 1", "`1`"]
-    assert rows("The configuration")["precision"] == [
-        "`float32`, `float16`, `bfloat16`",
-        "`float32`",
-        "Precision of the model; weights and gradients are float32. float16 scales the loss.",
-    ]
-    assert rows("The configuration")["optimizer"][:2] == ["[keys](#optimizer)", "`sgd`"]
-    assert rows("`phases.augmentation`")["area"][:2] == ["pair: number in (0, 1]", "`[0.08, 1.0]`"]
-    assert rows("`optimizer`: `adam`")["epsilon"][:2] == ["a number above 0", "`1.0e-08`"]

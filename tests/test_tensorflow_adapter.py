@@ -80,21 +80,6 @@ def test_half_precision_comes_back_as_half_precision():
     assert simulated.run(body, world_size=2) == [[(tf.bfloat16, 1.5)] * len(SHAPES)] * 2
 
 
-def test_wrappers_are_part_of_the_record():
-    wrappers = [{"name": "momentum_correction", "momentum": 0.5}, {"name": "local_clipping", "norm": 1.0}]
-    config = {"name": "hitopk", "density": 0.5, "wrappers": wrappers}
-
-    def body(comm):
-        distributed = DistributedGradients(Topology(comm), variables(), config)
-        other = make_reducer("hitopk", Topology(comm), 20, density=0.5, wrappers=wrappers)
-        for _ in range(2):
-            means, _ = distributed.reduce(gradients(comm.rank))
-            expected = other.reduce(flat(gradients(comm.rank)))
-        return np.array_equal(flat(means), expected)
-
-    assert simulated.run(body, 2) == [True, True]
-
-
 def test_a_traced_step_follows_a_switch_and_the_residual_is_flushed():
     def body(comm):
         topology = Topology(comm, ranks_per_node=1)

@@ -36,7 +36,8 @@ JOB = Job(("node0", "node1"), ("2 cores of one", "2 cores of another"), (2, 2))
 @pytest.fixture(autouse=True)
 def small_kernels_and_few_runs(monkeypatch):
     monkeypatch.setattr(probe, "KERNEL_SIZE", 1 << 16)
-    monkeypatch.setattr(probe, "RUNS", 3)  # of which each takes as long on a virtual clock
+    for name, number in {"RUNS": 2, "WARM_UP_RUNS": 1, "HOPS": 6}.items():
+        monkeypatch.setattr(probe, name, number)  # each takes as long on a virtual clock
 
 
 def profile(gbit, speeds=SPEEDS, microseconds=50):
@@ -141,7 +142,7 @@ def test_all_ranks_know_whether_any_of_them_shares_a_core(crowded):
         comm.shares_cores = comm.rank in crowded
         return probe.measure(Topology(comm)).speeds
 
-    first, *others = simulated.run(body, 3, cores=1)
+    first, *others = simulated.run(body, 3)
     assert first.shared == bool(crowded)
     assert all(each == first for each in others)
 
@@ -163,9 +164,9 @@ def test_a_slow_network_calls_for_sparse_and_short_messages_and_a_fast_one_for_d
     assert choose(0.05).options["wire"] == "gap+fp16"
 
 
-@pytest.mark.parametrize("gbit", [0.1, 1, 10, 100])
-@pytest.mark.parametrize("world_size, ranks_per_node", [(2, 1), (8, 2), (12, 3), (64, 8)])
-@pytest.mark.parametrize("density", [0.001, 0.05, 1.0])
+@pytest.mark.parametrize("gbit", [0.1, 1, 100])
+@pytest.mark.parametrize("world_size, ranks_per_node", [(2, 1), (12, 3), (64, 8)])
+@pytest.mark.parametrize("density", [0.001, 1.0])
 def test_nothing_is_predicted_to_be_a_tenth_faster_than_what_is_picked(
     gbit, world_size, ranks_per_node, density
 ):
@@ -227,16 +228,11 @@ def test_buckets_of_a_codec_that_was_not_measured_are_counted_by_messages_alone(
     assert found == choose_buckets(profile(10, nothing), case, "allgather", {"wire": "gap+bf16"})
 
 
-def test_one_rank_has_nobody_to_exchange_with():
+def test_one_rank_has_nobody_to_exchange_with_and_tries_nothing(alone):
+    assert try_out(Topology(alone), profile(1), 1000, [0.1]) == profile(1)
     choice = choose(1, ranks=1, ranks_per_node=1)
     assert (choice.reducer, choice.options) == ("dense", {})
     assert choice.reason == "dense: one rank has no other to exchange with"
-
-
-@pytest.mark.parametrize("density", [0, 1.5, float("nan")])
-def test_a_density_that_cannot_be_is_refused(density):
-    with pytest.raises(InvalidArgument, match="density"):
-        choose(1, density=density)
 
 
 def test_a_codec_whose_speed_nobody_measured_is_refused():
@@ -494,11 +490,6 @@ def test_a_reducer_that_was_never_tried_is_taken_to_be_as_wrong_as_the_others():
     assert corrected[Candidate("gtopk", "fp32")] == pytest.approx(4.0 * plain[Candidate("gtopk", "fp32")])
 
 
-def test_one_rank_tries_nothing():
-    (given,) = simulated.run(lambda comm: try_out(Topology(comm), profile(1), 1000, [0.1]), 1)
-    assert given == profile(1)
-
-
 # -------------------------------------------------------------------- keeping
 
 
@@ -510,11 +501,6 @@ def test_a_saved_profile_is_the_same_one(tmp_path):
     other.save(path)
     assert Profile.load(path) == other
     assert [each.name for each in path.parent.iterdir()] == ["profile.json"]
-
-
-def test_a_profile_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(InvalidArgument, match=r"none\.json: no such profile$"):
-        Profile.load(tmp_path / "none.json")
 
 
 def damage(content, key, value):

@@ -159,19 +159,10 @@ def test_the_wheel_trains_digits_by_name_in_one_process_which_needs_no_profile(f
     assert place.startswith(str(full.parent))
 
 
-@pytest.mark.slow
-@pytest.mark.launch
-def test_a_name_that_no_configuration_has_is_one_line(full, tmp_path):
-    result = run(full / "cloudtrain", "launch", "-np", "2", "digit", cwd=tmp_path)
-    assert (result.returncode, result.stdout) == (2, "")
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("cloudtrain: expected a YAML file or the name of one that ships: unknown ")
-    assert line.endswith('did you mean "digits"?')
-
-
-@pytest.mark.slow
 def test_a_file_that_is_there_goes_before_a_configuration_that_ships(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r'one that ships: unknown .*, did you mean "digits"\?$'):
+        located("digit")
     assert located("digits") == ROOT / "configs" / "digits.yaml"
     Path("digits").mkdir()  # a folder is no configuration
     assert located("digits") == ROOT / "configs" / "digits.yaml"

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,25 +30,21 @@ WARMUP = "density_warmup: {start: 0.25, epochs: 2}"
 RATE = "learning_rate: {start: 0.05, end: 0.02}"
 # With 48 samples a rank and two ranks, an epoch has 14 steps.
 PHASE = "{{steps: {steps}, input_size: {size}, batch_size: 48, {of}}}"
+CHECKPOINTS = "checkpoints={every_epochs: 1, every_steps: 17, keep: 100}"
 
 
-def two_phases(first: str, second: str, *, sizes: Sequence[int] = (6, 8)) -> str:
+def two_phases(first: str, second: str) -> str:
     """Return the word for 25 steps and 15 more."""
-    lengths = (BOUNDARY, STEPS - BOUNDARY)
-    each = [
-        PHASE.format(steps=steps, size=size, of=of)
-        for steps, size, of in zip(lengths, sizes, (first, second), strict=True)
-    ]
-    return f"phases=[{', '.join(each)}]"
+    one = PHASE.format(steps=BOUNDARY, size=6, of=first)
+    return f"phases=[{one}, {PHASE.format(steps=STEPS - BOUNDARY, size=8, of=second)}]"
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """``words``: of the configuration. ``stops``: the steps whose checkpoints the run goes on from."""
+    """``words``: of the configuration. ``stop``: the step whose checkpoint the run goes on from."""
 
     words: tuple[str, ...]
-    stops: tuple[int, ...]
-    every: int = 17
+    stop: int
 
 
 CROPS = "augmentation: {area: [0.5, 1.0], mirror: false}"
@@ -59,7 +55,7 @@ SCENARIOS = {
             "model=tests.training.resuming:with_statistics",  # each rank's own between two tests
             "bucket_mib=0.002",  # several buckets
         ),
-        stops=(17,),
+        stop=17,
     ),
     "lars, oktopk then torus2d, clipped, in two parts, averaged": Scenario(
         (
@@ -73,7 +69,7 @@ SCENARIOS = {
             "accumulate=2",
             "average=0.9",
         ),
-        stops=(34,),
+        stop=34,
     ),
     "lamb, float16, gtopk then hioktopk": Scenario(
         (
@@ -85,7 +81,7 @@ SCENARIOS = {
             "precision=float16",
             "bucket_mib=0.01",
         ),
-        stops=(25,),
+        stop=25,
     ),
     "adamw, updated in parts, density warm-up, crops, parts of the samples that change places": Scenario(
         (
@@ -97,7 +93,7 @@ SCENARIOS = {
             "optimizer={name: adamw, sharded: true}",
             "cache={disk: null, memory: null, shards: 2, exchange: 0.5}",
         ),
-        stops=(17,),
+        stop=17,
     ),
 }
 OTHER_WORLD = "sgd, hitopk then dense"
@@ -113,7 +109,16 @@ def with_statistics(channels: int, classes: int, *, normalised: bool = False) ->
     return keras.Model(images, layers.Dense(classes, dtype="float32", name="logits")(x))
 
 
+def with_dropout(channels: int, classes: int, *, normalised: bool = False) -> keras.Model:
+    """Return a model with random states that is traced sooner than those that ship."""
+    images, x = image_input(channels, normalised=normalised)
+    x = layers.Flatten()(layers.Resizing(4, 4, interpolation="area")(x))
+    x = layers.Dropout(0.3)(layers.Dense(128, activation="relu")(x))
+    return keras.Model(images, layers.Dense(classes, dtype="float32", name="logits")(x))
+
+
 with_statistics.smallest_side = 1  # type: ignore[attr-defined]
+with_dropout.smallest_side = 4  # type: ignore[attr-defined]
 
 
 class Run:
@@ -160,12 +165,9 @@ def _leaves(place: str, tree: Any) -> Any:
 
 
 def configuration(folder: Path, scenario: Scenario, *words: str) -> Config:
-    common = ["model=vgg_tiny", "ranks_per_node=1", "cache={}", "reducer=dense"]
+    model = "model=tests.training.resuming:with_dropout"
+    common = [model, "ranks_per_node=1", "cache={}", "reducer=dense"]
     return load(DIGITS, [*common, f"output={folder}", "evaluate_every=2", *scenario.words, *words])
-
-
-def checkpointed(scenario: Scenario) -> str:
-    return f"checkpoints={{every_epochs: 1, every_steps: {scenario.every}, keep: 100}}"
 
 
 def copy_until(folder: Path, copy: Path, step: int) -> None:
@@ -189,40 +191,34 @@ def run_whole(scenario: Scenario, folder: Path, topology: Topology) -> tuple[Run
             shutil.copytree(folder / "whole", folder / "stopped")
         topology.world.barrier()
 
-    config = configuration(folder / "whole", scenario, checkpointed(scenario))
+    config = configuration(folder / "whole", scenario, CHECKPOINTS)
     return Run(config, topology, look).fit(), *seen[0]
 
 
 def facts_of(scenario: Scenario, folder: Path, topology: Topology) -> dict[str, Any]:
-    """Return what came of a run that was not stopped, and of those that went on; equal on all ranks."""
+    """Return what came of a run that was not stopped, and of one that went on; equal on all ranks."""
     comm = topology.world
     whole, before, spread = run_whole(scenario, folder, topology)
-    expected = whole.state()
-    facts: dict[str, Any] = {
-        "moved": any(expected[key] != before[key] for key in expected if key.startswith("/shared/weights")),
-        "resumed": {},
-        "statistics": [spread, spread_of_statistics(whole)],
-    }
+    expected, statistics = whole.state(), [spread, spread_of_statistics(whole)]
     read = comm.allgather_objects(whole.read)
     if comm.rank == 0:
         (folder / "read.json").write_text(json.dumps(read))
-    for stop in scenario.stops:
-        copy = folder / f"from-{stop}"
-        if comm.rank == 0:
-            copy_until(folder / "stopped", copy, stop)
-        comm.barrier()
-        run = Run(configuration(copy, scenario, checkpointed(scenario), "resume=auto"), topology).fit()
-        state = run.state()
-        differ = sorted({*expected, *state} - {key for key in expected if state.get(key) == expected[key]})
-        assert run.first is not None
-        facts["resumed"][stop] = {
-            "began at": comm.allgather_objects(run.first["steps"]),
-            "differ": comm.allgather_objects(differ),
-            "steps": run.trainer.position.steps,
-            "same samples": run.read == whole.read[stop:],
-            "equal epochs": comm.allgather_objects(_epochs(copy) == _epochs(folder / "whole"))[0],
-        }
-    return facts
+        copy_until(folder / "stopped", folder / "resumed", scenario.stop)
+    comm.barrier()
+    run = Run(configuration(folder / "resumed", scenario, CHECKPOINTS, "resume=auto"), topology).fit()
+    state = run.state()
+    differ = sorted({*expected, *state} - {key for key in expected if state.get(key) == expected[key]})
+    assert run.first is not None
+    equal = _epochs(folder / "resumed") == _epochs(folder / "whole")
+    return {
+        "moved": any(expected[key] != before[key] for key in expected if key.startswith("/shared/weights")),
+        "statistics": statistics,
+        "began at": comm.allgather_objects(run.first["steps"]),
+        "differ": comm.allgather_objects(differ),
+        "steps": run.trainer.position.steps,
+        "same samples": run.read == whole.read[scenario.stop :],
+        "equal epochs": comm.allgather_objects(equal)[0],
+    }
 
 
 def spread_of_statistics(run: Run) -> float:
@@ -253,17 +249,17 @@ def on_two_ranks(folder: str) -> None:
             print(f"FACTS {json.dumps({name: facts})}", flush=True)
 
 
-def in_another_world(folder: str, stop: int) -> None:
+def in_another_world(folder: str) -> None:
     """Go on with what two ranks have left; rank 0 prints the facts."""
     comm = transport.mpi.world()
     number, scenario = list(SCENARIOS).index(OTHER_WORLD), SCENARIOS[OTHER_WORLD]
-    left = Path(folder) / str(number)
+    left, stop = Path(folder) / str(number), scenario.stop
     topology = Topology(comm, ranks_per_node=1)
-    copy = left / f"world-{comm.size}-from-{stop}"
+    copy = left / f"world-{comm.size}"
     if comm.rank == 0:
         copy_until(left / "stopped", copy, stop)
     comm.barrier()
-    config = configuration(copy, scenario, checkpointed(scenario), "resume=auto")
+    config = configuration(copy, scenario, CHECKPOINTS, "resume=auto")
     run = Run(config, topology)
     sums = _sum_of_residuals(run, to_resume(config, config.resume), stop)
     run.fit()

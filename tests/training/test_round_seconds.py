@@ -1,5 +1,7 @@
 """Rounds in which replicas take different numbers of steps: who stops when, and what differences weigh."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -20,7 +22,6 @@ from tests.training.replicas import (
     replica_of,
     resumed,
     saved,
-    state_of,
     take,
 )
 from tests.training.small import assert_same_weights, crash_after, phase, records_of, trainer
@@ -150,20 +151,6 @@ def test_a_slow_replica_takes_fewer_steps_and_its_difference_counts_less(local, 
         assert end == ranks[0][4]
 
 
-def test_seconds_that_no_round_takes_change_no_bit():
-    configs = [config_of(STREAMED | {"round_seconds": seconds}, words=(ADAMW,)) for seconds in ("null", 1000)]
-
-    def body(comm, config):
-        replica = replica_with(comm, config, [2, 1])
-        for step in range(1, 20):
-            take(replica, step, 19)
-        return replica.passed_over, flat(replica).tobytes(), state_of(replica)
-
-    one, other = (simulated.run(lambda comm, config=config: body(comm, config), 3) for config in configs)
-    assert one == other
-    assert one[0][0] == []
-
-
 def test_after_a_round_that_was_skipped_all_begin_anew():
     """Rank 0 fails in step 5: what leaves after step 8 arrives after step 10, and undoes all steps since."""
     config = config_of(STREAMED | {"round_seconds": 1.5})
@@ -197,16 +184,16 @@ def test_a_run_goes_on_to_the_bit_within_a_round(tmp_path, keys, at):
     assert slow < fast == LAST - at
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_other_ranks_begin_a_round_anew(tmp_path, world_size):
+def test_other_ranks_begin_a_round_anew(tmp_path):
     config = config_of(LOCAL, words=(ADAMW,))
     simulated.run(lambda comm: saved(comm, config, tmp_path, 7, (7,), made=replica_with), 2)
-    folder = tmp_path / "7"
-    again = simulated.run(lambda comm: resumed(comm, config, folder, LAST, made=replica_with), world_size)
-    for lines, seen, *_ in again:
-        assert "local steps: all ranks begin with the optimizer state of rank 0" in lines[1]
-        assert seen[8][1] == seen[7][1] + 1  # which rank 1 of two would have passed over
-        assert seen[LAST][0] == again[0][1][LAST][0]
+    for world_size, last in ((1, 8), (3, LAST)):
+        go_on = partial(resumed, config=config, folder=tmp_path / "7", last=last, made=replica_with)
+        again = simulated.run(go_on, world_size)
+        for lines, seen, *_ in again:
+            assert "local steps: all ranks begin with the optimizer state of rank 0" in lines[1]
+            assert seen[8][1] == seen[7][1] + 1  # which rank 1 of two would have passed over
+            assert seen[last][0] == again[0][1][last][0]
 
 
 def test_other_buckets_of_a_checkpoint_have_the_most_samples_of_any():
@@ -244,45 +231,37 @@ def test_after_local_steps_all_ranks_count_as_many_steps_of_the_optimizer():
 LINEAR = phase(epochs=2, local_steps=6, round_seconds=2.5)  # 22 steps an epoch, of 1 s each: 3 of 6 are taken
 
 
-def test_steps_that_are_passed_over_count_as_steps_but_not_as_trained(tmp_path):
-    run = trainer(tmp_path, "log_every=1", "checkpoints={every_steps: 5}", ADAMW, phases=(LINEAR,))
-    timed(run.parts, 1.0)
+def test_steps_that_are_passed_over_count_as_steps_but_not_as_trained_also_after_a_crash(tmp_path):
+    def made(name):
+        words = ("log_every=1", "checkpoints={every_steps: 5}", "resume=auto", ADAMW)
+        run = trainer(tmp_path / name, *words, phases=(LINEAR,))
+        timed(run.parts, 1.0)
+        return run
+
+    run = made("whole")
     run.fit()
-    steps = records_of(tmp_path, "step")
+    steps = records_of(tmp_path / "whole", "step")
     expected = [number % 6 >= 3 for number in range(44)]
     assert [line["passed_over"] for line in steps] == expected
     assert [line["loss"] is None for line in steps] == expected
     assert len({line["learning_rate"] for line in steps}) == 1
     assert run.position.steps == 44
     assert int(run.parts.optimizer.optimizer.iterations.numpy()) == 44 - sum(expected)
-    epochs = records_of(tmp_path, "epoch")
+    epochs = records_of(tmp_path / "whole", "epoch")
     assert [(line["steps"], line["passed_over"]) for line in epochs] == [(22, 10), (22, 11)]
-    assert np.isfinite([line["loss"] for line in epochs]).all()
-    assert run.summary.phases[0].passed_over == 21
-    (line,) = [line["reason"] for line in records_of(tmp_path, "local_steps")]
+    losses = [line["loss"] for line in epochs]
+    assert np.isfinite(losses).all()
+    (line,) = [line["reason"] for line in records_of(tmp_path / "whole", "local_steps")]
     expected = "phase 1: 6 local steps of each node to an exchange, none after 2.5 s of them"
     assert line == f"{expected}; its last round has 2"
 
-
-def test_a_run_that_crashed_goes_on_to_the_bit(tmp_path):
-    def made(name):
-        words = ("checkpoints={every_steps: 5}", "resume=auto", ADAMW)
-        run = trainer(tmp_path / name, *words, phases=(LINEAR,))
-        timed(run.parts, 1.0)
-        return run
-
-    whole = made("whole")
-    whole.fit()
     # its checkpoint is of step 15, the third of a round: the next is passed over
     crash_after(made("crashed"), 18)
     again = made("crashed")
     again.fit()
-    assert_same_weights(again, whole)
-    assert [run.summary.phases[0].passed_over for run in (whole, again)] == [21, 21]
-    losses = [
-        [each["loss"] for each in records_of(tmp_path / name, "epoch")] for name in ("whole", "crashed")
-    ]
-    assert losses[0] == losses[1]
+    assert_same_weights(again, run)
+    assert [each.summary.phases[0].passed_over for each in (run, again)] == [21, 21]
+    assert [line["loss"] for line in records_of(tmp_path / "crashed", "epoch")] == losses
 
 
 def test_a_slow_rank_takes_fewer_steps_and_all_have_the_same_weights(tmp_path, capsys):

@@ -191,7 +191,10 @@ CHECKPOINTED = ("checkpoints={every_steps: 2, every_epochs: null}", "resume=auto
 
 
 def test_a_run_that_is_still_trained_is_not_joined(tmp_path):
-    with RunFolder(trainer(tmp_path).config) as run:  # this process holds it as if it trained
+    config = trainer(tmp_path, *CHECKPOINTED).config
+    with RunFolder(config) as run:  # this process holds it as if it trained
+        with pytest.raises(RunIsAlive, match=f"got {run.path}, which is being trained"):
+            to_resume(config, "auto")  # before its first checkpoint
         (run.path / "checkpoints").mkdir()
         metrics_before = (run.path / "metrics.jsonl").read_bytes()
         for resume in ("auto", run.path):
@@ -208,13 +211,6 @@ def test_a_run_that_is_still_trained_is_not_joined(tmp_path):
     assert only_run(tmp_path) == run.path
 
 
-def test_a_run_that_has_no_checkpoint_yet_is_not_doubled_by_resume_auto(tmp_path):
-    config = trainer(tmp_path, *CHECKPOINTED).config
-    with RunFolder(config) as run, pytest.raises(RunIsAlive, match=f"got {run.path}, which is being trained"):
-        to_resume(config, config.resume)
-    assert to_resume(config, config.resume) is None  # it left nothing to go on with
-
-
 def test_resume_auto_takes_no_run_whose_name_begins_with_that_of_another(tmp_path):
     config = trainer(tmp_path, *CHECKPOINTED).config
     longer = tmp_path / f"{config.name}-2-20261122-224254"
@@ -224,6 +220,8 @@ def test_resume_auto_takes_no_run_whose_name_begins_with_that_of_another(tmp_pat
     second = tmp_path / f"{config.name}-20261122-224254-1"  # of two that began in the same second
     longer.rename(second)
     assert to_resume(config, config.resume) == second
+    (second / "checkpoints").rmdir()
+    assert to_resume(config, config.resume) is None  # it left nothing to go on with
 
 
 def test_of_two_processes_that_found_the_same_run_one_gets_it(tmp_path, monkeypatch):

@@ -1,5 +1,7 @@
 """``sparse_tables``: gradients of embeddings travel as rows, and training is what it was."""
 
+from functools import partial
+
 import keras
 import numpy as np
 import pytest
@@ -95,9 +97,9 @@ def trained(folder, *words, world_size=2):
     return ranks
 
 
-LARS = "lars, clipped, averaged"
+LARS, LSTM = "lars, clipped, averaged", "an lstm"
 CASES = {
-    "an lstm": ("model={name: lstm_classifier_small, units: 6, layers: 1, dropout: 0.0}",),
+    LSTM: ("model={name: lstm_classifier_small, units: 6, layers: 1, dropout: 0.0}",),
     LARS: (
         "optimizer={name: lars, trust: 0.1, weight_decay: 0.01, exclude: null}",
         "clip_norm=0.05",
@@ -115,7 +117,7 @@ MORE = {
 
 @pytest.mark.parametrize(
     ("name", "world_size"),
-    [*((name, 2) for name in CASES), (LARS, 1), *more(*((name, 3) for name in CASES | MORE))],
+    [(LSTM, 1), *((name, 2) for name in CASES if name != LSTM), *more(*((name, 3) for name in CASES | MORE))],
     ids=str,
 )
 def test_with_a_dense_reducer_the_weights_are_those_of_dense_gradients(tmp_path, name, world_size):
@@ -155,11 +157,11 @@ def test_with_a_sparse_reducer_all_rows_are_sent_and_none_is_held_back(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "world_size"),
-    [((SPARSE,), (SPARSE,), 2), ((), (SPARSE,), 2), ((SPARSE,), (), 3), *more(((SPARSE,), (SPARSE,), 3))],
-    ids=["same", "switched on", "switched off, one rank more", *more("one rank more")],
+    ("before", "readers"),
+    [((SPARSE,), [((SPARSE,), 2), ((), 3), *more(((SPARSE,), 3))]), ((), [((SPARSE,), 2)])],
+    ids=["with", "without"],
 )
-def test_a_checkpoint_is_read_with_and_without_sparse_tables(tmp_path, before, after, world_size):
+def test_a_checkpoint_is_read_with_and_without_sparse_tables(tmp_path, before, readers):
     """Residuals stay at their weights: two ranks write them, and as many or more read them."""
     reducer = "reducer={name: allgather, density: 0.05}"
 
@@ -171,24 +173,24 @@ def test_a_checkpoint_is_read_with_and_without_sparse_tables(tmp_path, before, a
         stepped(replica, 1)
         return seen, [variable.numpy() for variable in replica.variables]
 
-    def read(comm):
+    def read(comm, after):
         replica = replica_of(comm, configured(tmp_path, reducer, *after))
         _, lines = replica.restore_from(tmp_path / "kept")
         seen = replica.gradients.exchange.residual
-        assert bool(lines) == (before != after or world_size == 3)
+        assert bool(lines) == (before != after or comm.size == 3)
         stepped(replica, 1)
         return seen, [variable.numpy() for variable in replica.variables]
 
     keras.utils.clear_session()
     wrote = simulated.run(written, 2)
-    keras.utils.clear_session()
-    found = simulated.run(read, world_size)
-    np.testing.assert_allclose(
-        sum(residual for residual, _ in found), sum(residual for residual, _ in wrote), rtol=1e-6, atol=1e-9
-    )
-    if before == after and world_size == 2:
-        for (_, one), (_, other) in zip(wrote, found, strict=True):
-            assert bits(one) == bits(other)
+    held_back = sum(residual for residual, _ in wrote)
+    for after, world_size in readers:
+        keras.utils.clear_session()
+        found = simulated.run(partial(read, after=after), world_size)
+        np.testing.assert_allclose(sum(residual for residual, _ in found), held_back, rtol=1e-6, atol=1e-9)
+        if before == after and world_size == 2:
+            for (_, one), (_, other) in zip(wrote, found, strict=True):
+                assert bits(one) == bits(other)
 
 
 GPT = """

@@ -1,4 +1,7 @@
-"""Streaming DiLoCo on quadratic losses: fragments in turns, and exchanges under way while replicas go on."""
+"""Rounds of local steps on quadratic losses, by every reducer, and Streaming DiLoCo's.
+
+Its fragments leave in turns, and replicas go on while exchanges are under way.
+"""
 
 import math
 from itertools import pairwise
@@ -16,6 +19,7 @@ from tests.extent import more
 from tests.training.streamed import (
     CASES,
     DILOCO,
+    OPTIONS,
     SIZE,
     START,
     Course,
@@ -49,7 +53,10 @@ def drawn(seed):
     return schedule, int(random.integers(1, 3 * schedule.steps + 2)), outer
 
 
+ROUNDS = 5
+OUTER = (Outer(), Outer(**DILOCO), Outer(rate=0.5, momentum=0.8))
 SCHEDULES = [
+    *((Schedule(steps), ROUNDS * steps, outer) for steps in (1, 4, 30) for outer in OUTER),
     (Schedule(6, 2, 0), 20, Outer(fragments=2, **DILOCO)),
     (Schedule(6, 3, 1), 25, Outer(fragments=3, delay=1, **DILOCO)),
     (Schedule(5, 1, 4), 23, Outer(delay=4, mixing=0.8)),
@@ -72,8 +79,50 @@ def test_weights_are_those_of_the_algorithm_written_down_in_float64(schedule, st
         assert len({rank.weights[schedule.interval + schedule.delay - 1].tobytes() for rank in seen}) == 3
 
 
+def rounds(ranks, steps, case="dense", outer=None, **others):
+    """Return what each rank sees in rounds of so many steps; weights and reports are those of their ends."""
+    given = course(Schedule(steps), ROUNDS * steps, outer or Outer())
+    found = on_ranks(ranks, given, CASES[case], **others)
+    for rank in found:
+        rank.weights, rank.reports = rank.weights[steps - 1 :: steps], rank.reports[steps - 1 :: steps]
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 4, *more(2, 3, 5)])
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("case", CASES)
+def test_common_weights_agree_to_the_bit_and_no_difference_is_lost(case, steps, world_size):
+    seen = rounds(world_size, steps, case)
+    for number in range(ROUNDS):
+        assert len({rank.weights[number].tobytes() for rank in seen}) == 1
+    tolerance = 1e-4
+    if "decay" not in CASES[case][1]:
+        assert_nothing_is_lost(seen, tolerance)
+        return
+    # of what is forgotten the sum is known
+    forgotten = sum(report.forgotten.sum for rank in seen for report in rank.reports)
+    kept = world_size * (START.astype(np.float64) - seen[0].weights[-1]) + sum(rank.residual for rank in seen)
+    given = np.sum([rank.differences for rank in seen], dtype=np.float64)
+    assert kept.sum() + forgotten == pytest.approx(given, abs=SIZE * tolerance)
+    assert (forgotten != 0) == (world_size > 1)
+
+
+@pytest.mark.parametrize("case", [*OPTIONS, "sparseloco"])
+def test_the_round_of_a_rank_that_failed_is_skipped_on_all_ranks(case):
+    seen = rounds(4, 4, case, Outer(**DILOCO), failed=(2, 5))  # the first step of the second round
+    assert [[report.finite for report in rank.reports] for rank in seen] == [
+        [True, False, True, True, True]
+    ] * 4
+    for rank in seen:
+        assert rank.weights[1].tobytes() == rank.weights[0].tobytes() == seen[0].weights[0].tobytes()
+        assert rank.weights[2].tobytes() == seen[0].weights[2].tobytes() != rank.weights[1].tobytes()
+        # the same local steps from the same weights: nothing of the skipped round is left anywhere
+        if rank is not seen[2]:
+            assert rank.differences[2].tobytes() == rank.differences[1].tobytes()
+
+
 @pytest.mark.parametrize("case", [each for each in CASES if "decay" not in CASES[each][1]])
-def test_no_difference_is_lost(case):
+def test_no_difference_is_lost_of_fragments(case):
     seen = on_ranks(3, course(Schedule(8, 4, 1), 27, Outer(fragments=4, delay=1)), CASES[case])
     assert len({rank.weights[-1].tobytes() for rank in seen}) == 1
     assert_nothing_is_lost(seen)

@@ -26,9 +26,7 @@ def bits(comm, config, last, layout):
     return replica.gradients.exchange.overlaps, seen, state_of(replica), report.busy > 0
 
 
-@pytest.mark.parametrize(
-    "keys", [STREAMED | {"local": "node"}, EAGER, *more(STREAMED, EAGER | {"local": "node"})], ids=str
-)
+@pytest.mark.parametrize("keys", [STREAMED | {"local": "node"}, *more(STREAMED, EAGER)], ids=str)
 def test_exchanges_in_a_thread_have_the_bits_of_those_without_one(keys):
     runs = []
     for overlap in ("true", "false"):
@@ -154,13 +152,12 @@ def test_a_run_tests_common_weights_and_goes_on_to_the_bit(tmp_path):
     # fragments arrive after the steps 5, 8, 11, …
     digests = [each["steps"] for each in records_of(tmp_path / "whole", "digest")]
     assert digests == [5, 8, 14, 17, 20, 26, 29, 32, 38, 41, 44]
-    for steps in (21, 27):  # the checkpoints of step 20, and of 25, after which step 27 leaves
-        place = tmp_path / str(steps)
-        crash_after(trainer(place, *words, phases=(LINEAR,)), steps)
-        again = trainer(place, *words, phases=(LINEAR,))
-        again.fit()
-        assert_same_weights(again, whole)
-        assert again.summary.metrics == whole.summary.metrics
+    # after the checkpoint of step 25, and before step 27, after which a fragment leaves
+    crash_after(trainer(tmp_path / "crashed", *words, phases=(LINEAR,)), 27)
+    again = trainer(tmp_path / "crashed", *words, phases=(LINEAR,))
+    again.fit()
+    assert_same_weights(again, whole)
+    assert again.summary.metrics == whole.summary.metrics
 
 
 def test_more_fragments_than_variables_are_refused_in_one_line(tmp_path):

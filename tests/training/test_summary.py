@@ -47,11 +47,10 @@ STAGES = StageMeans(hidden_share=0.834, slowest=Slowest(3, 0.12))
             f"{LINE}{BETWEEN}".replace("test accuracy  90.0%", "not tested".ljust(20)),
         ),
         ({"stages": STAGES}, 8, f"{LINE}{BETWEEN}  hidden 83%  slowest rank 3 (+12%)"),
-        ({"passed_over": 1}, 8, f"{LINE}{BETWEEN}  passed over 1 step"),
         ({"passed_over": 12}, 8, f"{LINE}{BETWEEN}  passed over 12 steps"),
         ({"reducer": None, **ONE_NODE}, 0, LINE.replace("hitopk    ", "")),
     ],
-    ids=["plain", "not tested", "stages", "passed over", "several passed over", "one rank"],
+    ids=["plain", "not tested", "stages", "passed over", "one rank"],
 )
 def test_an_epoch_is_one_line(changes, width, line):
     assert epoch_line(epoch(**changes), TASK, epochs=20, width=width) == line

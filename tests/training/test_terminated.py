@@ -25,12 +25,11 @@ def before_step(run, number, function):
     small.before_steps(run, lambda *_: function() if run.position.steps == number else None)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, ASKS_TO_END])
-def test_a_run_that_is_to_end_stops_with_a_checkpoint_and_goes_on_to_the_bit(tmp_path, capsys, number):
+def test_a_run_that_is_to_end_stops_with_a_checkpoint_and_goes_on_to_the_bit(tmp_path, capsys):
     whole = trainer(tmp_path / "whole")
     whole.fit()
     run = trainer(tmp_path / "stopped", CHECKPOINTED)
-    before_step(run, 4, lambda: os.kill(os.getpid(), number))
+    before_step(run, 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
     handlers = [signal.getsignal(each) for each in (signal.SIGTERM, ASKS_TO_END)]
     with pytest.raises(Preempted) as caught:
         run.fit()
@@ -47,9 +46,9 @@ def test_a_run_that_is_to_end_stops_with_a_checkpoint_and_goes_on_to_the_bit(tmp
     small.assert_same_weights(whole, again)
 
 
-def test_the_end_of_an_epoch_is_not_cut_off_from_its_test(tmp_path):
+def test_a_launcher_may_ask_too_and_the_end_of_an_epoch_is_not_cut_off_from_its_test(tmp_path):
     run = trainer(tmp_path, CHECKPOINTED, steps=16)
-    before_step(run, 6, lambda: os.kill(os.getpid(), signal.SIGTERM))  # seven steps are an epoch
+    before_step(run, 6, lambda: os.kill(os.getpid(), ASKS_TO_END))  # seven steps are an epoch
     with pytest.raises(Preempted) as caught:
         run.fit()
     assert caught.value.step == 8

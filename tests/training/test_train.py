@@ -48,9 +48,10 @@ def test_a_shipped_configuration_reaches_its_figure_on_one_rank(tmp_path, monkey
     ],
 )
 def test_a_run_says_what_it_does_reaches_its_accuracy_and_sends_less(tmp_path, program, words, epochs, top1):
-    nodes = [2, 2]
-    command = re.search(rf"^{program} .*-np 4 .*digits\b", (ROOT / "README.md").read_text(), re.MULTILINE)
-    result = run(*shlex.split(command[0]), *words, cwd=tmp_path)
+    nodes = [1, 1] if words else [2, 2]
+    shown = re.search(rf"^{program} .*-np 4 .*digits\b", (ROOT / "README.md").read_text(), re.MULTILINE)[0]
+    command = shlex.split(shown.replace("-np 4", f"-np {sum(nodes)}"))
+    result = run(*command, f"ranks_per_node={nodes[0]}", *words, cwd=tmp_path)
     assert result.returncode == 0, tail(result)
     assert program == "horovodrun" or errors(result) == ""  # which prints TensorFlow's own lines
     (folder,) = (tmp_path / "runs").iterdir()
@@ -87,38 +88,33 @@ def test_a_run_says_what_it_does_reaches_its_accuracy_and_sends_less(tmp_path, p
     assert f"files: runs/{folder.name}" in result.stdout
 
 
-@pytest.fixture(scope="module")
-def launched(tmp_path_factory):
-    """Return the folder and the output of a job of two ranks, which trains three times."""
+@pytest.mark.slow
+def test_a_run_repeats_bitwise_rank_0_alone_speaks_and_local_steps_end_with_equal_weights(tmp_path):
+    """A job of two ranks trains three times."""
     twice = (*BRIEF, "model=vgg_tiny", "log_every=1", "bucket_mib=0.02")
     outer = "{rate: 0.7, momentum: 0.9, fragments: 2, delay: 1}"
     phases = phase(steps=8, local_steps=4, round_seconds=1000, outer=outer)
     local = (LINEAR, "cache={}", "ranks_per_node=1", "reducer=dense", "digest_every=4", f"phases=[{phases}]")
     runs = {"plain": twice, "verified": (*twice, "verify=true"), "local": local}  # the messages with digests
-    folder = tmp_path_factory.mktemp("launched")
     program = (
         "from training.commands.train import train\n"
         f"for name, words in {runs}.items():\n"
-        f"    train({DIGITS!r}, [*words, f'output={folder}/{{name}}'])"
+        f"    train({DIGITS!r}, [*words, f'output={tmp_path}/{{name}}'])"
     )
     result = launch(2, "--", "python", "-c", program)
     assert result.returncode == 0, tail(result)
     # of runs in one process
     assert all("triggered tf.function retracing" in line for line in errors(result).splitlines())
-    return folder, result.stdout
-
-
-@pytest.mark.slow
-def test_a_run_repeats_bitwise_and_rank_0_alone_speaks(launched):
-    folder, said = launched
+    said = result.stdout
     assert said.count("test accuracy") == 2 * 3 + 2  # the epochs of each run, and its end
     first, second = (
-        [line["loss"] for line in records_of(folder / name, "step")] for name in ("plain", "verified")
+        [line["loss"] for line in records_of(tmp_path / name, "step")] for name in ("plain", "verified")
     )
     assert len(first) == 2 * (1437 // 32)
     assert first == second
     told = [line for line in said.splitlines() if line.startswith("epoch") and "accuracy" in line]
     assert all("  hidden " in line and "  slowest rank " in line for line in told[:4])
+    assert records_of(tmp_path / "local", "digest")[-1]["steps"] == 8
 
 
 def test_it_is_one_line_and_status_2_of_all_ranks_whatever_it_is(tmp_path):
@@ -184,9 +180,3 @@ def test_an_exception_on_all_ranks_is_told_once():
     assert result.returncode != 0
     assert result.stderr.count("Traceback") == 1
     assert result.stderr.count("rank 0 of 2 on ") == 1
-
-
-@pytest.mark.slow
-def test_local_steps_of_real_ranks_end_with_equal_weights(launched):
-    folder, _ = launched
-    assert records_of(folder / "local", "digest")[-1]["steps"] == 8

@@ -159,13 +159,13 @@ def run_of(config) -> Trainer:
 
 def test_a_run_of_half_precision_with_clipping_and_tied_tables_learns_and_shows_translations(tmp_path, capfd):
     words = ["precision=float16", "clip_norm=0.5", "task.beams=1", f"output={tmp_path}", "accumulate=2"]
-    run = run_of(translation(*words, epochs=6))
+    run = run_of(translation(*words, "evaluate_every=3", epochs=6))
     before = run.parts.model.evaluation.evaluate(run.phases[0].data.test_batches(), run.topology.world)
     summary = run.fit()
     assert sum(phase.skipped_steps for phase in summary.phases) < 4  # the loss scale is found
     assert summary.metrics["perplexity"] < before.values["perplexity"] / 2
     records = records_of(tmp_path, "examples")
-    assert [each["epoch"] for each in records] == list(range(6))
+    assert [each["epoch"] for each in records] == [2, 5]
     assert [set(each) for each in records[-1]["examples"]] == [{"source", "translation", "reference"}] * 3
     shown = capfd.readouterr()
     assert records[-1]["examples"][1]["reference"] in shown.out + shown.err

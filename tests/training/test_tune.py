@@ -9,12 +9,13 @@ import pytest
 import yaml
 
 from commlib import REDUCERS, Link, Network, Topology, transport
+from commlib.tuning import probe
 from commlib.tuning.probe import Profile, job_of
 from commlib.tuning.tuner import Case, settings
-from tests.launching import DIGITS, errors, mpirun, run, tail
+from tests.launching import DIGITS, errors, run, tail
 from tests.test_tuner import SPEEDS
 from tests.training.refusal import invoke, refusal, refused
-from tests.training.small import records_of
+from tests.training.small import on_ranks, phase, records_of
 from training.commands import tune
 from training.commands.tune import Request
 from training.config.config import load
@@ -27,7 +28,6 @@ from training.run.autotune import choose_reducers, profile_for, profile_path
 FAST = Link.of(microseconds=1, gbit_per_second=400)
 SLOW = Link.of(microseconds=50, gbit_per_second=0.1)
 BOTH_AUTO = ("reducer=auto", "phases.1.reducer=auto")
-BRIEF = ("phases.0.epochs=1", "phases.1.epochs=1")
 
 
 def profile_of(topology, inter=SLOW):
@@ -54,14 +54,10 @@ def test_all_ranks_hold_what_rank_0_chose_for_the_phases_that_name_no_reducer():
     assert chosen() == [{}] * 4
 
 
-def test_each_phase_is_chosen_for_at_its_own_density(monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        autotune, "choose", lambda profile, nodes, size, density, on_gpus: asked.append((size, density))
-    )
-    chosen(*BOTH_AUTO, "phases.0.reducer.density=0.25", size=77)
-    chosen(*BOTH_AUTO, size=78)
-    assert asked == [(77, 0.25), (77, 0.01), (78, 0.01), (78, 0.01)]
+def test_each_phase_is_chosen_for_at_its_own_density():
+    choices = chosen(*BOTH_AUTO, "phases.0.reducer.density=0.25", size=777_777)[0]
+    assert "777,777 entries at density 0.25" in choices[0].reason
+    assert "777,777 entries at density 0.01" in choices[1].reason
 
 
 def test_one_rank_needs_no_profile(tmp_path):
@@ -167,6 +163,7 @@ def tuned(monkeypatch, capsys, request, ranks, measure=None):
     """Run the command on simulated ranks, a host for each node, and return what was printed."""
     own = threading.local()
     monkeypatch.setattr(tune, "SIZES", (10_003, 70_001))
+    monkeypatch.setattr(probe, "KERNEL_SIZE", 1 << 16)
     monkeypatch.setattr(transport.mpi, "world", lambda: own.comm)
     if measure is not None:
         monkeypatch.setattr(tune, "measure", measure)
@@ -238,6 +235,7 @@ def test_the_request_travels_to_the_ranks_as_it_was_given(monkeypatch):
         (["-np", "2", "--ranks-per-node", "2,0"], "--ranks-per-node: expected a number of ranks, or"),
         (["-np", "2", "--ranks-per-node", "2", DIGITS], f"--ranks-per-node: expected none beside {DIGITS}"),
         (["-np", "2", "--transport", "ncl"], "--transport: expected one of auto, nccl, nccl+mpi, mpi, got "),
+        (["imagenet_resnet50_dawnbench", "dataset.path=/none"], "dataset imagenet: /none: no such folder"),
     ],
 )
 def test_wrong_words_are_one_line_and_exit_status_2(words, message):
@@ -260,7 +258,8 @@ def test_the_reducer_of_a_phase_is_a_candidate_with_its_options_but_for_what_is_
 def test_tuning_loads_no_tensorflow(tmp_path):
     path = tmp_path / "profile.json"
     program = (
-        "import sys; from training.commands.main import app\n"
+        "import sys; from training.commands.main import app; from commlib.tuning import probe\n"
+        "probe.KERNEL_SIZE = 1 << 16\n"
         f"app(['tune', '--profile', {str(path)!r}], standalone_mode=False)\n"
         "print([name for name in ('tensorflow', 'keras', 'horovod') if name in sys.modules])"
     )
@@ -270,17 +269,9 @@ def test_tuning_loads_no_tensorflow(tmp_path):
     assert path.is_file()
 
 
-@pytest.mark.launch
-def test_data_that_is_not_there_is_one_line_of_all_ranks(tmp_path):
-    words = ("imagenet_resnet50_dawnbench", "dataset.path=/none", f"profile={tmp_path / 'profile.json'}")
-    result = run("cloudtrain", "tune", "-np", "2", *words)
-    assert result.returncode == 2
-    assert errors(result) == "cloudtrain: dataset imagenet: /none: no such folder\n"
-
-
 @pytest.mark.slow
 @pytest.mark.launch
-def test_two_ranks_tune_and_train_with_what_their_profile_calls_for(tmp_path):
+def test_two_ranks_tune_and_their_throughput_is_what_is_planned_with(tmp_path):
     path = tmp_path / "profile.json"
     small = ("model=vgg_tiny", "ranks_per_node=1")
     result = run("cloudtrain", "tune", "-np", "2", "--profile", str(path), DIGITS, *small, cwd=tmp_path)
@@ -291,17 +282,20 @@ def test_two_ranks_tune_and_train_with_what_their_profile_calls_for(tmp_path):
     assert (first["phase"], first["unit"], first["input"]) == (1, "samples", "6 px")
     assert f"phase 1: {first['per_second']:,.4g} samples of 6 px a second on each rank" in result.stdout
     assert errors(result) == ""
-    result = run("cloudtrain", "plan", DIGITS, *small, f"profile={path}", "--json", cwd=tmp_path)
-    assert (result.returncode, errors(result)) == (0, ""), tail(result)
+    result = invoke("plan", DIGITS, *small, f"profile={path}", "--json")
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
     planned = json.loads(result.stdout)["phases"]
     of_rank = [each["global_batch"] / 2 / each["computing"] for each in planned]
     assert of_rank == pytest.approx([first["per_second"], second["per_second"]])
 
-    words = (DIGITS, *BRIEF, "reducer=auto", *small, f"profile={path}")
+
+def test_ranks_train_with_what_their_profile_calls_for(tmp_path, capsys):
+    path = tmp_path / "profile.json"
     speeds = dataclasses.replace(SPEEDS, add=1e-8)  # which makes a reducer with a wire the fastest
-    Profile(Profile.load(path).job, Network(FAST, SLOW), speeds).save(path)
-    result = mpirun(2, "cloudtrain", "train", *words, cwd=tmp_path)
-    assert result.returncode == 0, tail(result)
+    save(path, 4, 2, lambda profile: dataclasses.replace(profile, speeds=speeds))
+    words = ("model=vgg_tiny", "evaluate_every=2", f"profile={path}")
+    phases = (phase(steps=1, reducer="auto"), phase(steps=1))
+    on_ranks(tmp_path / "runs", 4, *words, phases=phases, prepare=lambda run: None)
     (folder,) = (tmp_path / "runs").iterdir()
     first, second = yaml.safe_load((folder / "config.yaml").read_text())["phases"]
     (choice,) = records_of(tmp_path / "runs", "choice")
@@ -309,7 +303,7 @@ def test_two_ranks_tune_and_train_with_what_their_profile_calls_for(tmp_path):
     assert (choice["phase"], choice["reducer"]) == (0, first["reducer"]["name"])
     assert choice["options"]["wire"] == first["reducer"]["wire"]
     assert choice["predicted_seconds"] < choice["predicted_dense_seconds"]
-    assert f"phase 1: auto picks {choice['reason']}\n" in result.stdout
+    assert f"phase 1: auto picks {choice['reason']}\n" in capsys.readouterr().out
     assert second["reducer"]["name"] == "dense"
     epochs = records_of(tmp_path / "runs", "epoch")
     assert [line["reducer"] for line in epochs] == [first["reducer"]["name"], "dense"]

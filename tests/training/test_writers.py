@@ -136,15 +136,20 @@ def put_secret_in(run):
 WORDS = ["log_every=2", "optimizer={name: sgd, momentum: 0.9}", "checkpoints={every_steps: 2}"]
 
 
-def test_wandb_gets_the_numbers_without_secrets_and_continues_after_a_crash(tmp_path, fakes):
-    words = ["callbacks=[{name: wandb, project: mine, mode: offline}]", *WORDS]
-    run = trainer(tmp_path, *words, phases=PHASES)
+def crash_and_go_on(folder, callback, package):
+    """Train with a callback, with a crash in between; return the folder of the run."""
+    run = trainer(folder, f"callbacks=[{callback}]", *WORDS, phases=PHASES)
     put_secret_in(run)
-    assert fakes.wandb.mock_calls == []  # nothing before the run begins
+    assert package.mock_calls == []  # nothing before the run begins
     crash_after(run, 3)
-    trainer(tmp_path, *words, "resume=auto", phases=PHASES).fit()
+    trainer(folder, f"callbacks=[{callback}]", *WORDS, "resume=auto", phases=PHASES).fit()
+    (path,) = folder.iterdir()
+    return path
+
+
+def test_wandb_gets_the_numbers_without_secrets_and_continues_after_a_crash(tmp_path, fakes):
+    folder = crash_and_go_on(tmp_path, "{name: wandb, project: mine, mode: offline}", fakes.wandb)
     first, second = (each.kwargs for each in fakes.wandb.init.call_args_list)
-    (folder,) = tmp_path.iterdir()
     assert (first["project"], first["entity"], first["mode"]) == ("mine", None, "offline")
     assert (first["name"], first["resume"]) == (folder.name, "allow")
     assert first["id"] == second["id"] == json.loads((folder / "run.json").read_text())["identity"]
@@ -158,14 +163,8 @@ def test_wandb_gets_the_numbers_without_secrets_and_continues_after_a_crash(tmp_
 
 
 def test_mlflow_gets_the_numbers_and_the_parameters_and_continues_after_a_crash(tmp_path, fakes):
-    words = ["callbacks=[{name: mlflow, experiment: mine, tracking_uri: 'file:///x'}]", *WORDS]
-    run = trainer(tmp_path, *words, phases=PHASES)
-    put_secret_in(run)
     mlflow = fakes.mlflow
-    assert mlflow.mock_calls == []  # nothing before the run begins
-    crash_after(run, 3)
-    trainer(tmp_path, *words, "resume=auto", phases=PHASES).fit()
-    (folder,) = tmp_path.iterdir()
+    folder = crash_and_go_on(tmp_path, "{name: mlflow, experiment: mine, tracking_uri: 'file:///x'}", mlflow)
     assert mlflow.set_tracking_uri.call_args_list == [call("file:///x")] * 2
     assert mlflow.set_experiment.call_args_list == [call("mine")] * 2
     assert mlflow.start_run.call_args_list == [call(run_name=folder.name), call(run_id="abc123")]
