@@ -22,6 +22,7 @@ from tests.training.replicas import (
     replica_of,
     resumed,
     saved,
+    state_of,
     take,
 )
 from tests.training.small import assert_same_weights, crash_after, phase, records_of, trainer
@@ -149,6 +150,20 @@ def test_a_slow_replica_takes_fewer_steps_and_its_difference_counts_less(local, 
         assert (samples, iterations) == ([own.count("1")], 2 * own.count("1"))
         np.testing.assert_allclose(moved, expected, rtol=1e-4, atol=1e-6)  # of float32
         assert end == ranks[0][4]
+
+
+def test_seconds_that_no_round_takes_change_no_bit():
+    configs = [config_of(STREAMED | {"round_seconds": seconds}, words=(ADAMW,)) for seconds in ("null", 1000)]
+
+    def body(comm, config):
+        replica = replica_with(comm, config, [2, 1])
+        for step in range(1, 20):
+            take(replica, step, 19)
+        return replica.passed_over, flat(replica).tobytes(), state_of(replica)
+
+    one, other = (simulated.run(lambda comm, config=config: body(comm, config), 3) for config in configs)
+    assert one == other
+    assert one[0][0] == []
 
 
 def test_after_a_round_that_was_skipped_all_begin_anew():
