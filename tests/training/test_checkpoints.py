@@ -451,19 +451,6 @@ def test_another_world_finds_damage_of_every_rank_of_then(tmp_path, capsys, rank
     assert OWN.format(rank) in capsys.readouterr().err
 
 
-BIG = 1 << 19  # bytes of an array of each tree: a kill shall often come while files are written
-
-
-def big_tree(step, rank):
-    return {"step": step, "array": np.random.default_rng([step, rank]).integers(0, 256, BIG, np.uint8)}
-
-
-def is_big_right(checkpoint, rank):
-    return same(checkpoint.shared, big_tree(checkpoint.step, 99)) and same(
-        checkpoint.own, big_tree(checkpoint.step, rank)
-    )
-
-
 def kill_at(number, folder):
     """Save step 3, and kill this process before it changes the folder for the ``number``-th time."""
     changes = 0
@@ -483,7 +470,7 @@ def kill_at(number, folder):
     os.fsync = lambda descriptor: (change(), fsync(descriptor))  # which has no audit event
     comm = transport.simulated.run(lambda comm: comm, 1)[0]
     sys.addaudithook(audit)
-    save_whole(Checkpoints(Folder(folder), comm, keep=2), 3, big_tree(3, 99), big_tree(3, 0))
+    save(Checkpoints(Folder(folder), comm, keep=2), comm, 3)
     os._exit(0)
 
 
@@ -492,14 +479,14 @@ def test_killed_before_any_change_of_the_folder_a_whole_one_is_there(tmp_path, c
         folder = tmp_path / str(number)
         store = Checkpoints(Folder(folder), alone, keep=2)
         for step in (1, 2):
-            save_whole(store, step, big_tree(step, 99), big_tree(step, 0))
+            save(store, alone, step)
         process = FORK.Process(target=kill_at, args=(number, folder))
         process.start()
         process.join(100)
         found = newest(store)
         assert found.step in (2, 3)
-        assert is_big_right(found, 0)
-        save_whole(store, 4, {}, {})
+        assert is_right(found, alone, found.step)
+        save(store, alone, 4)
         assert steps(folder) == [found.step, 4]
         if process.exitcode == 0:
             break
@@ -584,15 +571,19 @@ def small(tmp_path):
 def test_the_rest_of_a_crash_is_removed_first_and_a_full_disk_is_one_error(small):
     leftover = small / "unfinished-step-00000001-0123abcd"
     leftover.mkdir()
-    (leftover / SHARED).write_bytes(bytes(5 * BIG))  # of six
+    (leftover / SHARED).write_bytes(bytes(5 << 19))  # of six
+
+    def half_a_mib(step, rank):
+        return {"array": np.random.default_rng([step, rank]).integers(0, 256, 1 << 19, np.uint8)}
 
     def body(comm):
         store = Checkpoints(Folder(small), comm)
-        save_whole(store, 1, big_tree(1, 99), big_tree(1, comm.rank))
+        save_whole(store, 1, half_a_mib(1, 99), half_a_mib(1, comm.rank))
         with pytest.raises(CheckpointFailed, match="step 2 is not saved: .*No space left on device"):
-            save_whole(store, 2, big_tree(2, 99), big_tree(2, comm.rank))
+            save_whole(store, 2, half_a_mib(2, 99), half_a_mib(2, comm.rank))
         comm.barrier()
-        return steps(small), is_big_right(newest(store), comm.rank)
+        found = newest(store)
+        return steps(small), same((found.shared, found.own), (half_a_mib(1, 99), half_a_mib(1, comm.rank)))
 
     assert transport.simulated.run(body, 2) == [([1], True)] * 2
 
