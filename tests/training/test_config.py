@@ -192,7 +192,6 @@ WRONG = {
     "optimizer={name: muon, scale: max}": "optimizer.scale: expected 'rms' or 'spectral', got 'max'",
     "optimizer={name: muon, newton_schulz: all}": "optimizer.newton_schulz: expected 'auto', 'parts'",
     "optimizer={name: muon, momentum: 1}": "optimizer.momentum: expected a number in [0, 1), got 1",
-    "optimizer={name: muon, steps: 6}": "optimizer.steps: unknown key",
     "optimizer={name: lamb, sharded: 1}": "optimizer.sharded: expected a valid boolean, got 1",
     "phases.0.steps=3": "phases[0]: expected one of epochs, steps, got epochs and steps",
     "phases.1.density_warmup={start: 0.25, epochs: 1}": "phases[1].density_warmup: expected none, the",
@@ -211,7 +210,6 @@ WRONG = {
     "seed": "seed: expected key=value",
     "seed=[1": "seed=[1: expected a YAML value, got '[1'",
     "phases.7.epochs=1": "phases.7.epochs=1: the configuration has no place phases.7.epochs",
-    "output=${oc.env:NO_SUCH_VARIABLE}": "NO_SUCH_VARIABLE",
     "task=image_clasification": 'task.name: unknown task "image_clasification"',
     "task={name: image_classification, labels: 3}": "task: labels: task image_classification has no such",
     "target={metric: bleu, at_least: 0.5}": "target.metric: expected one of top1, top5, the metr",
@@ -232,7 +230,6 @@ WRONG = {
     "checkpoints={path: /x, storage: {attempts: 2}}": "checkpoints.storage: expected none where path is",
     "checkpoints={path: 's3://x', storage: {attemts: 2}}": "checkpoints.storage: attemts: ",
     "bucket_mib=0": "bucket_mib: expected a number above 0, got 0",
-    "bucket_mib=much": "bucket_mib: expected a number above 0, got 'much'",
 }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.training.test_config import assert_read_back
 from training.config.config import Config, ConfigurationError, load, load_with_warnings
 from training.config.schedules import Span
 from training.models import IMAGES, MODELS
@@ -52,8 +53,7 @@ def test_each_loads_without_warnings_under_its_own_name_and_is_read_back_equal(n
     path = ["dataset.path=somewhere"] if name in NEED_A_PATH else []
     loaded = load_with_warnings(CONFIGS[name], path)
     assert (loaded.config.name, loaded.warnings) == (name, [])
-    (tmp_path / "config.yaml").write_text(loaded.config.to_yaml())
-    assert load(tmp_path / "config.yaml") == loaded.config
+    assert_read_back(loaded.config, tmp_path)
 
 
 @pytest.mark.parametrize("name", NEED_A_PATH)

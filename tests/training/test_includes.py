@@ -6,6 +6,7 @@ import pytest
 
 from tests.launching import DIGITS
 from tests.training.refusal import refused
+from tests.training.test_config import assert_read_back
 from training.config.config import ConfigurationError, load
 from training.config.reading import Given, parsed_file, read, read_given, resolve
 
@@ -21,24 +22,12 @@ def write(tmp_path):
     return write
 
 
-MERGED = {
-    "own keys come before included ones and records are merged": (
-        "a: 1\nb: {c: 2, d: {e: 3, f: 4}}\n",
-        "b: {d: {e: 30}, g: 5}\n",
-        {"a": 1, "b": {"c": 2, "d": {"e": 30, "f": 4}, "g": 5}},
-    ),
-    "lists are replaced as a whole and null replaces too": (
-        "list: [1, 2, 3]\nrecords: [{a: 1, b: 2}]\nvalue: 3\n",
-        "list: [9]\nrecords: [{a: 5}]\nvalue: null\n",
-        {"list": [9], "records": [{"a": 5}], "value": None},
-    ),
-}
-
-
-@pytest.mark.parametrize(("base", "own", "expected"), MERGED.values(), ids=MERGED)
-def test_a_file_and_what_it_includes(write, base, own, expected):
-    write("base.yaml", base)
-    assert read(write("run.yaml", f"include: base.yaml\n{own}")) == expected
+def test_own_keys_and_lists_come_before_those_of_an_included_file_and_records_are_merged(write):
+    write("base.yaml", "a: 1\nb: {c: 2, d: {e: 3, f: 4}}\nlist: [1, 2]\nrecords: [{a: 1, b: 2}]\nvalue: 3\n")
+    own = "include: base.yaml\nb: {d: {e: 30}, g: 5}\nlist: [9]\nrecords: [{a: 5}]\nvalue: null\n"
+    merged = {"c": 2, "d": {"e": 30, "f": 4}, "g": 5}
+    expected = {"a": 1, "b": merged, "list": [9], "records": [{"a": 5}], "value": None}
+    assert read(write("run.yaml", own)) == expected
 
 
 def test_of_several_files_the_later_one_wins_and_two_may_include_the_same_third(write):
@@ -65,8 +54,7 @@ def test_a_configuration_that_includes_another_takes_words_of_the_command_line(w
     assert (config.name, config.reducer.density, config.phases[0].epochs) == ("mine", 0.1, 3)
     assert (config.cache.disk, config.cache.memory, config.cache.shards) == ("auto", None, 2)
     assert "include" not in config.to_yaml()
-    (tmp_path / "written.yaml").write_text(config.to_yaml())
-    assert load(tmp_path / "written.yaml") == config
+    assert_read_back(config, tmp_path)
 
 
 @pytest.mark.parametrize("back", ["run.yaml", "link.yaml"])
