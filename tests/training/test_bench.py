@@ -208,7 +208,7 @@ def test_every_codec_is_measured_with_every_sparse_reducer():
 
 
 def test_the_levels_of_a_cache_are_measured_beside_its_storage(tmp_path):
-    folder, pixels = tmp_path / "pictures" / "class", np.zeros((140, 160, 3), np.uint8)
+    folder, pixels = tmp_path / "pictures" / "class", np.zeros((30, 40, 3), np.uint8)
     folder.mkdir(parents=True)
     for number in range(300):
         Image.fromarray(pixels + np.uint8(number % 256)).save(folder / f"{number:03}.jpg")
