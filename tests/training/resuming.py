@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,27 +28,24 @@ STEPS, BOUNDARY = 40, 25
 END = STEPS - 4  # a run that is stopped ends before this step
 WARMUP = "density_warmup: {start: 0.25, epochs: 2}"
 RATE = "learning_rate: {start: 0.05, end: 0.02}"
-# With 48 samples a rank and two ranks, an epoch has 14 steps.
-PHASE = "{{steps: {steps}, input_size: {size}, batch_size: 48, {of}}}"
+CHECKPOINTS = "checkpoints={every_epochs: 1, every_steps: 17, keep: 100}"
 
 
-def two_phases(first: str, second: str, *, sizes: Sequence[int] = (6, 8)) -> str:
-    """Return the word for 25 steps and 15 more."""
-    lengths = (BOUNDARY, STEPS - BOUNDARY)
-    each = [
-        PHASE.format(steps=steps, size=size, of=of)
-        for steps, size, of in zip(lengths, sizes, (first, second), strict=True)
+def two_phases(first: str, second: str) -> str:
+    """Return the word for 25 steps at 6 pixels and 15 more at 8; an epoch of two ranks has 14 steps."""
+    lengths = f"steps: {BOUNDARY}, input_size: 6", f"steps: {STEPS - BOUNDARY}, input_size: 8"
+    of_both = [
+        f"{{{length}, batch_size: 48, {of}}}" for length, of in zip(lengths, (first, second), strict=True)
     ]
-    return f"phases=[{', '.join(each)}]"
+    return f"phases=[{', '.join(of_both)}]"
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """``words``: of the configuration. ``stops``: the steps whose checkpoints the run goes on from."""
+    """``words``: of the configuration. ``stop``: the step whose checkpoint the run goes on from."""
 
     words: tuple[str, ...]
-    stops: tuple[int, ...]
-    every: int = 17
+    stop: int
 
 
 CROPS = "augmentation: {area: [0.5, 1.0], mirror: false}"
@@ -56,10 +53,9 @@ SCENARIOS = {
     "sgd, hitopk then dense": Scenario(
         (
             two_phases(f"reducer: {{name: hitopk, density: 0.05}}, {RATE}", f"reducer: dense, {RATE}"),
-            "model=tests.training.resuming:with_statistics",  # each rank's own between two tests
             "bucket_mib=0.002",  # several buckets
         ),
-        stops=(17,),
+        stop=17,
     ),
     "lars, oktopk then torus2d, clipped, in two parts, averaged": Scenario(
         (
@@ -73,7 +69,7 @@ SCENARIOS = {
             "accumulate=2",
             "average=0.9",
         ),
-        stops=(34,),
+        stop=34,
     ),
     "lamb, float16, gtopk then hioktopk": Scenario(
         (
@@ -85,7 +81,7 @@ SCENARIOS = {
             "precision=float16",
             "bucket_mib=0.01",
         ),
-        stops=(25,),
+        stop=25,
     ),
     "adamw, updated in parts, density warm-up, crops, parts of the samples that change places": Scenario(
         (
@@ -97,23 +93,25 @@ SCENARIOS = {
             "optimizer={name: adamw, sharded: true}",
             "cache={disk: null, memory: null, shards: 2, exchange: 0.5}",
         ),
-        stops=(17,),
+        stop=17,
     ),
 }
 OTHER_WORLD = "sgd, hitopk then dense"
 
 
-def with_statistics(channels: int, classes: int, *, normalised: bool = False) -> keras.Model:
-    """Return a model with batch normalisation that is traced sooner than those that ship."""
+def small_model(channels: int, classes: int, *, normalised: bool = False) -> keras.Model:
+    """Return a model with all kinds of state that is traced sooner than those that ship.
+
+    Between two tests, each rank has statistics of its own for the normalisation.
+    """
     images, x = image_input(channels, normalised=normalised)
-    for filters in (16, 16):
-        x = layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
-        x = layers.ReLU()(layers.BatchNormalization(momentum=0.9)(x))
-    x = layers.GlobalAveragePooling2D()(x)
+    x = layers.Flatten()(layers.Resizing(4, 4, interpolation="area")(x))
+    x = layers.ReLU()(layers.BatchNormalization(momentum=0.9)(layers.Dense(48)(x)))
+    x = layers.Dropout(0.2)(x)
     return keras.Model(images, layers.Dense(classes, dtype="float32", name="logits")(x))
 
 
-with_statistics.smallest_side = 1  # type: ignore[attr-defined]
+small_model.smallest_side = 4  # type: ignore[attr-defined]
 
 
 class Run:
@@ -125,7 +123,7 @@ class Run:
         keras.utils.clear_session()
         self.trainer = Trainer(config, topology=topology)
         self.at_end = at_end
-        self.first: dict[str, Any] | None = None
+        self.residual: Any = None  # before the first step
         self.read: list[tuple[int, int, list[int]]] = []  # epoch, step of the run, ids
         before_steps(self.trainer, self._note)
 
@@ -134,8 +132,8 @@ class Run:
         if at.steps == END and self.at_end is not None:
             settle(self.trainer)
             self.at_end(self)
-        if self.first is None:
-            self.first = {"steps": at.steps, "residual": gradients.exchange.residual}
+        if not self.read:
+            self.residual = gradients.exchange.residual
         self.read.append((at.run_epoch, at.steps, batch.ids.tolist()))
 
     def fit(self) -> "Run":
@@ -160,12 +158,9 @@ def _leaves(place: str, tree: Any) -> Any:
 
 
 def configuration(folder: Path, scenario: Scenario, *words: str) -> Config:
-    common = ["model=vgg_tiny", "ranks_per_node=1", "cache={}", "reducer=dense"]
-    return load(DIGITS, [*common, f"output={folder}", "evaluate_every=2", *scenario.words, *words])
-
-
-def checkpointed(scenario: Scenario) -> str:
-    return f"checkpoints={{every_epochs: 1, every_steps: {scenario.every}, keep: 100}}"
+    model = "model=tests.training.resuming:small_model"
+    common = [model, "ranks_per_node=1", "cache={}", "reducer=dense", "evaluate_every=2", CHECKPOINTS]
+    return load(DIGITS, [*common, f"output={folder}", *scenario.words, *words])
 
 
 def copy_until(folder: Path, copy: Path, step: int) -> None:
@@ -176,53 +171,39 @@ def copy_until(folder: Path, copy: Path, step: int) -> None:
             shutil.rmtree(path)
 
 
-def run_whole(scenario: Scenario, folder: Path, topology: Topology) -> tuple[Run, dict[str, bytes], float]:
-    """Train to the end with checkpoints, and copy what a crash before step END would leave to ``stopped``.
-
-    Return the run, its state before that step, and how far its ranks' statistics were apart then.
-    """
+def facts_of(scenario: Scenario, folder: Path, topology: Topology) -> dict[str, Any]:
+    """Return what came of a run that was not stopped, and of one that went on; equal on all ranks."""
+    comm = topology.world
     seen: list[tuple[dict[str, bytes], float]] = []
 
     def look(run: Run) -> None:
+        """Copy what a crash now would leave, and note how far the ranks' statistics are apart."""
         seen.append((run.state(), spread_of_statistics(run)))
-        if topology.world.rank == 0:
+        if comm.rank == 0:
             shutil.copytree(folder / "whole", folder / "stopped")
-        topology.world.barrier()
+        comm.barrier()
 
-    config = configuration(folder / "whole", scenario, checkpointed(scenario))
-    return Run(config, topology, look).fit(), *seen[0]
-
-
-def facts_of(scenario: Scenario, folder: Path, topology: Topology) -> dict[str, Any]:
-    """Return what came of a run that was not stopped, and of those that went on; equal on all ranks."""
-    comm = topology.world
-    whole, before, spread = run_whole(scenario, folder, topology)
+    whole = Run(configuration(folder / "whole", scenario), topology, look).fit()
+    ((before, spread),) = seen
     expected = whole.state()
-    facts: dict[str, Any] = {
-        "moved": any(expected[key] != before[key] for key in expected if key.startswith("/shared/weights")),
-        "resumed": {},
-        "statistics": [spread, spread_of_statistics(whole)],
-    }
     read = comm.allgather_objects(whole.read)
+    copy = folder / f"from-{scenario.stop}"
     if comm.rank == 0:
         (folder / "read.json").write_text(json.dumps(read))
-    for stop in scenario.stops:
-        copy = folder / f"from-{stop}"
-        if comm.rank == 0:
-            copy_until(folder / "stopped", copy, stop)
-        comm.barrier()
-        run = Run(configuration(copy, scenario, checkpointed(scenario), "resume=auto"), topology).fit()
-        state = run.state()
-        differ = sorted({*expected, *state} - {key for key in expected if state.get(key) == expected[key]})
-        assert run.first is not None
-        facts["resumed"][stop] = {
-            "began at": comm.allgather_objects(run.first["steps"]),
-            "differ": comm.allgather_objects(differ),
-            "steps": run.trainer.position.steps,
-            "same samples": run.read == whole.read[stop:],
-            "equal epochs": comm.allgather_objects(_epochs(copy) == _epochs(folder / "whole"))[0],
-        }
-    return facts
+        copy_until(folder / "stopped", copy, scenario.stop)
+    comm.barrier()
+    run = Run(configuration(copy, scenario, "resume=auto"), topology).fit()
+    state = run.state()
+    differ = sorted({*expected, *state} - {key for key in expected if state.get(key) == expected[key]})
+    return {
+        "moved": any(expected[key] != before[key] for key in expected if key.startswith("/shared/weights")),
+        "statistics": [spread, spread_of_statistics(whole)],
+        "began at": comm.allgather_objects(run.read[0][1]),
+        "differ": comm.allgather_objects(differ),
+        "steps": run.trainer.position.steps,
+        "same samples": run.read == whole.read[scenario.stop :],
+        "equal epochs": _epochs(copy) == _epochs(folder / "whole"),
+    }
 
 
 def spread_of_statistics(run: Run) -> float:
@@ -253,29 +234,28 @@ def on_two_ranks(folder: str) -> None:
             print(f"FACTS {json.dumps({name: facts})}", flush=True)
 
 
-def in_another_world(folder: str, stop: int) -> None:
+def in_another_world(folder: str) -> None:
     """Go on with what two ranks have left; rank 0 prints the facts."""
     comm = transport.mpi.world()
     number, scenario = list(SCENARIOS).index(OTHER_WORLD), SCENARIOS[OTHER_WORLD]
-    left = Path(folder) / str(number)
+    stop, left = scenario.stop, Path(folder) / str(number)
     topology = Topology(comm, ranks_per_node=1)
     copy = left / f"world-{comm.size}-from-{stop}"
     if comm.rank == 0:
         copy_until(left / "stopped", copy, stop)
     comm.barrier()
-    config = configuration(copy, scenario, checkpointed(scenario), "resume=auto")
+    config = configuration(copy, scenario, "resume=auto")
     run = Run(config, topology)
     sums = _sum_of_residuals(run, to_resume(config, config.resume), stop)
     run.fit()
-    assert run.first is not None
-    residuals = comm.allgather_objects(run.first["residual"].astype(np.float64))
+    residuals = comm.allgather_objects(run.residual.astype(np.float64))
     read = comm.allgather_objects(run.read)
     if comm.rank == 0:
         epoch = read[0][0][0]
         before = json.loads((left / "read.json").read_text())
         error = np.abs(np.sum(residuals, axis=0) - sums)
         facts = {
-            "began at": run.first["steps"],
+            "began at": run.read[0][1],
             "largest residual": float(np.abs(sums).max()),
             "largest error": float(error.max()),
             "read before": _ids(before, lambda at, step: at == epoch and step < stop),
