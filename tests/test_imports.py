@@ -139,7 +139,7 @@ def test_only_adapters_import_what_is_heavy(heavy):
     [
         "import commlib, datacache, pto",
         "from commlib.transport import mpi",
-        "import training.config.config, training.checkpoint.folders, training.commands.main",
+        "import training.config.config, training.checkpoint.folders, training.commands.main, training.models",
         "import training.commands.report",
         "import training.linear.run; from training.linear import LinearClassifier",
         "import training.commands.receipt",
