@@ -51,18 +51,15 @@ def sums(numbers, steps):
     ]
 
 
-def orders(tokens, kind):
-    return {
-        "streams": lambda: Streams(tokens, 7, 30),
-        "windows": lambda: Windows(tokens, 7, 11, seed=3),
-        "masked": lambda: Windows(tokens, 7, 11, seed=3, ahead=0),
-    }[kind]()
-
-
 @pytest.mark.parametrize("kind", ["streams", "windows", "masked"])
 def test_the_mean_over_rows_and_ranks_is_that_over_the_tokens_of_the_global_batch(kind):
     cache, text = text_of()
-    order = orders(cache.manifest.more["tokens"], kind)
+    tokens = cache.manifest.more["tokens"]
+    order = {
+        "streams": Streams(tokens, 7, 30),
+        "windows": Windows(tokens, 7, 11, seed=3),
+        "masked": Windows(tokens, 7, 11, seed=3, ahead=0),
+    }[kind]
     collation = MaskedTokens(order, 0.3, VOCABULARY) if kind == "masked" else NextTokens(order)
     numbers = np.random.default_rng(1).normal(size=VOCABULARY)
     alone = batches(cache, order, collation, 1)
