@@ -28,15 +28,16 @@ STEPS, BOUNDARY = 40, 25
 END = STEPS - 4  # a run that is stopped ends before this step
 WARMUP = "density_warmup: {start: 0.25, epochs: 2}"
 RATE = "learning_rate: {start: 0.05, end: 0.02}"
-# With 48 samples a rank and two ranks, an epoch has 14 steps.
-PHASE = "{{steps: {steps}, input_size: {size}, batch_size: 48, {of}}}"
 CHECKPOINTS = "checkpoints={every_epochs: 1, every_steps: 17, keep: 100}"
 
 
 def two_phases(first: str, second: str) -> str:
-    """Return the word for 25 steps and 15 more."""
-    one = PHASE.format(steps=BOUNDARY, size=6, of=first)
-    return f"phases=[{one}, {PHASE.format(steps=STEPS - BOUNDARY, size=8, of=second)}]"
+    """Return the word for 25 steps at 6 pixels and 15 more at 8; an epoch of two ranks has 14 steps."""
+    lengths = f"steps: {BOUNDARY}, input_size: 6", f"steps: {STEPS - BOUNDARY}, input_size: 8"
+    of_both = [
+        f"{{{length}, batch_size: 48, {of}}}" for length, of in zip(lengths, (first, second), strict=True)
+    ]
+    return f"phases=[{', '.join(of_both)}]"
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,6 @@ SCENARIOS = {
     "sgd, hitopk then dense": Scenario(
         (
             two_phases(f"reducer: {{name: hitopk, density: 0.05}}, {RATE}", f"reducer: dense, {RATE}"),
-            "model=tests.training.resuming:with_statistics",  # each rank's own between two tests
             "bucket_mib=0.002",  # several buckets
         ),
         stop=17,
@@ -99,26 +99,19 @@ SCENARIOS = {
 OTHER_WORLD = "sgd, hitopk then dense"
 
 
-def with_statistics(channels: int, classes: int, *, normalised: bool = False) -> keras.Model:
-    """Return a model with batch normalisation that is traced sooner than those that ship."""
-    images, x = image_input(channels, normalised=normalised)
-    for filters in (16, 16):
-        x = layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
-        x = layers.ReLU()(layers.BatchNormalization(momentum=0.9)(x))
-    x = layers.GlobalAveragePooling2D()(x)
-    return keras.Model(images, layers.Dense(classes, dtype="float32", name="logits")(x))
+def small_model(channels: int, classes: int, *, normalised: bool = False) -> keras.Model:
+    """Return a model with all kinds of state that is traced sooner than those that ship.
 
-
-def with_dropout(channels: int, classes: int, *, normalised: bool = False) -> keras.Model:
-    """Return a model with random states that is traced sooner than those that ship."""
+    Between two tests, each rank has statistics of its own for the normalisation.
+    """
     images, x = image_input(channels, normalised=normalised)
     x = layers.Flatten()(layers.Resizing(4, 4, interpolation="area")(x))
-    x = layers.Dropout(0.3)(layers.Dense(128, activation="relu")(x))
+    x = layers.ReLU()(layers.BatchNormalization(momentum=0.9)(layers.Dense(48)(x)))
+    x = layers.Dropout(0.2)(x)
     return keras.Model(images, layers.Dense(classes, dtype="float32", name="logits")(x))
 
 
-with_statistics.smallest_side = 1  # type: ignore[attr-defined]
-with_dropout.smallest_side = 4  # type: ignore[attr-defined]
+small_model.smallest_side = 4  # type: ignore[attr-defined]
 
 
 class Run:
@@ -130,7 +123,7 @@ class Run:
         keras.utils.clear_session()
         self.trainer = Trainer(config, topology=topology)
         self.at_end = at_end
-        self.first: dict[str, Any] | None = None
+        self.residual: Any = None  # before the first step
         self.read: list[tuple[int, int, list[int]]] = []  # epoch, step of the run, ids
         before_steps(self.trainer, self._note)
 
@@ -139,8 +132,8 @@ class Run:
         if at.steps == END and self.at_end is not None:
             settle(self.trainer)
             self.at_end(self)
-        if self.first is None:
-            self.first = {"steps": at.steps, "residual": gradients.exchange.residual}
+        if not self.read:
+            self.residual = gradients.exchange.residual
         self.read.append((at.run_epoch, at.steps, batch.ids.tolist()))
 
     def fit(self) -> "Run":
@@ -165,9 +158,9 @@ def _leaves(place: str, tree: Any) -> Any:
 
 
 def configuration(folder: Path, scenario: Scenario, *words: str) -> Config:
-    model = "model=tests.training.resuming:with_dropout"
-    common = [model, "ranks_per_node=1", "cache={}", "reducer=dense"]
-    return load(DIGITS, [*common, f"output={folder}", "evaluate_every=2", *scenario.words, *words])
+    model = "model=tests.training.resuming:small_model"
+    common = [model, "ranks_per_node=1", "cache={}", "reducer=dense", "evaluate_every=2", CHECKPOINTS]
+    return load(DIGITS, [*common, f"output={folder}", *scenario.words, *words])
 
 
 def copy_until(folder: Path, copy: Path, step: int) -> None:
@@ -178,46 +171,38 @@ def copy_until(folder: Path, copy: Path, step: int) -> None:
             shutil.rmtree(path)
 
 
-def run_whole(scenario: Scenario, folder: Path, topology: Topology) -> tuple[Run, dict[str, bytes], float]:
-    """Train to the end with checkpoints, and copy what a crash before step END would leave to ``stopped``.
-
-    Return the run, its state before that step, and how far its ranks' statistics were apart then.
-    """
-    seen: list[tuple[dict[str, bytes], float]] = []
-
-    def look(run: Run) -> None:
-        seen.append((run.state(), spread_of_statistics(run)))
-        if topology.world.rank == 0:
-            shutil.copytree(folder / "whole", folder / "stopped")
-        topology.world.barrier()
-
-    config = configuration(folder / "whole", scenario, CHECKPOINTS)
-    return Run(config, topology, look).fit(), *seen[0]
-
-
 def facts_of(scenario: Scenario, folder: Path, topology: Topology) -> dict[str, Any]:
     """Return what came of a run that was not stopped, and of one that went on; equal on all ranks."""
     comm = topology.world
-    whole, before, spread = run_whole(scenario, folder, topology)
-    expected, statistics = whole.state(), [spread, spread_of_statistics(whole)]
+    seen: list[tuple[dict[str, bytes], float]] = []
+
+    def look(run: Run) -> None:
+        """Copy what a crash now would leave, and note how far the ranks' statistics are apart."""
+        seen.append((run.state(), spread_of_statistics(run)))
+        if comm.rank == 0:
+            shutil.copytree(folder / "whole", folder / "stopped")
+        comm.barrier()
+
+    whole = Run(configuration(folder / "whole", scenario), topology, look).fit()
+    ((before, spread),) = seen
+    expected = whole.state()
     read = comm.allgather_objects(whole.read)
+    copy = folder / f"from-{scenario.stop}"
     if comm.rank == 0:
         (folder / "read.json").write_text(json.dumps(read))
-        copy_until(folder / "stopped", folder / "resumed", scenario.stop)
+        copy_until(folder / "stopped", copy, scenario.stop)
     comm.barrier()
-    run = Run(configuration(folder / "resumed", scenario, CHECKPOINTS, "resume=auto"), topology).fit()
+    run = Run(configuration(copy, scenario, "resume=auto"), topology).fit()
     state = run.state()
     differ = sorted({*expected, *state} - {key for key in expected if state.get(key) == expected[key]})
-    assert run.first is not None
-    equal = _epochs(folder / "resumed") == _epochs(folder / "whole")
     return {
         "moved": any(expected[key] != before[key] for key in expected if key.startswith("/shared/weights")),
-        "statistics": statistics,
-        "began at": comm.allgather_objects(run.first["steps"]),
+        "statistics": [spread, spread_of_statistics(whole)],
+        "began at": comm.allgather_objects(run.read[0][1]),
         "differ": comm.allgather_objects(differ),
         "steps": run.trainer.position.steps,
         "same samples": run.read == whole.read[scenario.stop :],
-        "equal epochs": comm.allgather_objects(equal)[0],
+        "equal epochs": _epochs(copy) == _epochs(folder / "whole"),
     }
 
 
@@ -253,25 +238,24 @@ def in_another_world(folder: str) -> None:
     """Go on with what two ranks have left; rank 0 prints the facts."""
     comm = transport.mpi.world()
     number, scenario = list(SCENARIOS).index(OTHER_WORLD), SCENARIOS[OTHER_WORLD]
-    left, stop = Path(folder) / str(number), scenario.stop
+    stop, left = scenario.stop, Path(folder) / str(number)
     topology = Topology(comm, ranks_per_node=1)
-    copy = left / f"world-{comm.size}"
+    copy = left / f"world-{comm.size}-from-{stop}"
     if comm.rank == 0:
         copy_until(left / "stopped", copy, stop)
     comm.barrier()
-    config = configuration(copy, scenario, CHECKPOINTS, "resume=auto")
+    config = configuration(copy, scenario, "resume=auto")
     run = Run(config, topology)
     sums = _sum_of_residuals(run, to_resume(config, config.resume), stop)
     run.fit()
-    assert run.first is not None
-    residuals = comm.allgather_objects(run.first["residual"].astype(np.float64))
+    residuals = comm.allgather_objects(run.residual.astype(np.float64))
     read = comm.allgather_objects(run.read)
     if comm.rank == 0:
         epoch = read[0][0][0]
         before = json.loads((left / "read.json").read_text())
         error = np.abs(np.sum(residuals, axis=0) - sums)
         facts = {
-            "began at": run.first["steps"],
+            "began at": run.read[0][1],
             "largest residual": float(np.abs(sums).max()),
             "largest error": float(error.max()),
             "read before": _ids(before, lambda at, step: at == epoch and step < stop),

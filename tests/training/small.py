@@ -61,9 +61,7 @@ def on_ranks(
             return run, error
         return run, None
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("training.run.trainer.prepare_tensorflow", lambda *_: None)
-        return simulated.run(body, ranks)
+    return simulated.run(body, ranks)
 
 
 def assert_same_weights(one: Trainer, other: Trainer) -> None:

@@ -2,20 +2,24 @@
 
 import json
 import sys
+from itertools import product
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from commlib import REDUCERS, SELECTORS, LinkBytes, SparseVector, bytes_sent, predict
-from commlib.reducers import Outcome, SelectingReducer
+from commlib import REDUCERS, SELECTORS, LinkBytes, SparseVector, Topology, bytes_sent, predict
+from commlib.reducers.dense import Dense
 from commlib.selection import Selector
-from tests.launching import mpirun, tail
+from commlib.transport import simulated
+from tests.launching import DIGITS
 from tests.training.refusal import invoke, refusal
-from training.bench import record as records
-from training.bench.record import Record, Seconds, WrongResult, alternate
+from tests.training.small import LINEAR
+from training.bench import train
+from training.bench.record import WARM_UP_RUNS, Record, Seconds, WrongResult, alternate, report
 from training.bench.selection import check_selection
 from training.commands.printing import Table
+from training.config.config import load
 from training.source import source
 
 TIMES = {"seconds", "peer_seconds", "ratio"}
@@ -34,7 +38,7 @@ def test_candidates_alternate_and_each_call_gets_the_next_input():
     calls = []
     candidates = {name: lambda given, name=name: calls.append((name, given)) for name in "ABC"}
     alternate(candidates, [10, 20], runs=2)
-    rounds = records.WARM_UP_RUNS + 2
+    rounds = WARM_UP_RUNS + 2
     assert "".join(name for name, _ in calls) == "ABC" * rounds
     assert [given for _, given in calls] == ([10, 20] * 3 * rounds)[: 3 * rounds]
 
@@ -56,8 +60,6 @@ def test_a_record_is_one_line_of_the_design_s_keys(monkeypatch):
     assert told["ratio"] == 2.5  # 5.0 / 2.0: the subject is the faster one
     assert told["bytes"] == {"intra": 1, "inter": 2}
     assert told["command"] == "cloudtrain bench selection --size 'a b'"
-    machine = {"cpu", "cores", "memory_gib", "python", "platform", "commit", *records.PACKAGES}
-    assert set(told["machine"]) == machine
     assert (told["machine"]["commit"] or "").rstrip("+") == (source().commit or "")
 
 
@@ -71,13 +73,10 @@ def test_a_table_has_its_texts_as_they_are_though_they_look_like_markup(capsys):
 def test_bench_selection_prints_every_selector_with_every_peer(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
     told = lines("selection", *SMALL)
-    peers = ["torch.topk", "np.partition", "read"]
-    for law in ("gaussian", "student-t, 2 degrees"):
-        own = [line for line in told if line["case"]["input"] == law]
-        assert [(line["subject"], line["peer"]) for line in own] == [
-            (subject, peer) for subject in SELECTORS for peer in peers
-        ]
-    assert len(told) == 2 * len(SELECTORS) * len(peers)
+    laws, peers = ("gaussian", "student-t, 2 degrees"), ("torch.topk", "np.partition", "read")
+    assert [(line["case"]["input"], line["subject"], line["peer"]) for line in told] == [
+        *product(laws, SELECTORS, peers)
+    ]
     for line in told:
         is_missing = line["peer"] == "torch.topk"
         assert set(line) == (KEYS | {"missing"} if is_missing else KEYS)
@@ -142,32 +141,21 @@ def test_bench_reducers_prints_every_reducer_beside_dense():
         assert line["prediction"]["seconds"] == prediction.intra + prediction.inter
 
 
-class Wrong(SelectingReducer):
-    """Sums gradients in the clear, with what a test wants to go wrong."""
+class Costless(Dense):
+    cost = None
 
-    def _reduce(self, gradient, buffer):
-        world = self.topology.world
-        mean = np.sum(world.allgather_objects(gradient), axis=0) / np.float32(world.size)
-        return Outcome(self.spoil(mean.astype(np.float32)), self.size, self.size)
 
-    def _combine(self, selected):
-        raise NotImplementedError
-
-    def _commit(self):
-        """Keep no residual."""
-
-    def spoil(self, mean):
+class Lossy(Dense):
+    def reduce(self, gradient):
+        mean = super().reduce(gradient).copy()
+        mean[7] *= np.float32(1 + 1e-5)
         return mean
 
 
-class Lossy(Wrong):
-    def spoil(self, mean):
-        return mean * np.where(np.arange(mean.size) == 7, np.float32(1 + 1e-5), np.float32(1))
-
-
-class Disagreeing(Wrong):
-    def spoil(self, mean):
-        mean[:1] = np.nextafter(mean[:1], np.float32(self.topology.world.rank // 2 * 2))
+class Disagreeing(Dense):
+    def reduce(self, gradient):
+        mean = super().reduce(gradient).copy()
+        mean[0] = np.nextafter(mean[0], np.float32(self.topology.world.rank // 2 * 2))
         return mean
 
 
@@ -185,7 +173,7 @@ def test_a_reducer_that_is_wrong_is_not_timed(monkeypatch, reducer, message):
 
 
 def test_a_reducer_that_declares_no_cost_has_no_prediction(monkeypatch):
-    monkeypatch.setitem(REDUCERS, "new", Wrong)
+    monkeypatch.setitem(REDUCERS, "new", Costless)
     (line,) = lines("reducers", "-np", "3", "--size", "999", "--reducer", "new")
     assert line["prediction"] is None
     result = invoke("bench", "reducers", "-np", "3", "--size", "999", "--reducer", "new", "--quick")
@@ -220,7 +208,7 @@ def test_every_codec_is_measured_with_every_sparse_reducer():
 
 
 def test_the_levels_of_a_cache_are_measured_beside_its_storage(tmp_path):
-    folder, pixels = tmp_path / "pictures" / "class", np.zeros((140, 160, 3), np.uint8)
+    folder, pixels = tmp_path / "pictures" / "class", np.zeros((30, 40, 3), np.uint8)
     folder.mkdir(parents=True)
     for number in range(300):
         Image.fromarray(pixels + np.uint8(number % 256)).save(folder / f"{number:03}.jpg")
@@ -231,16 +219,21 @@ def test_the_levels_of_a_cache_are_measured_beside_its_storage(tmp_path):
     assert levels["seconds"]["runs"] == 3
 
 
-@pytest.mark.slow
-@pytest.mark.launch
-def test_steps_of_a_configuration_are_timed_with_each_reducer():
-    words = ("digits", "model=vgg_tiny", "ranks_per_node=1", "--reducer", "dense", "--reducer", "hitopk")
-    result = mpirun(2, "cloudtrain", "bench", "train", *words, "--quick", "--json")
-    assert result.returncode == 0, tail(result)
-    dense, hitopk = (json.loads(line) for line in result.stdout.splitlines())
+def test_steps_of_a_configuration_are_timed_with_each_reducer_and_rank_0_prints(capsys):
+    words = ["model=vgg_tiny", "ranks_per_node=1"]
+    configs = {name: load(DIGITS, [*words, f"phases.0.reducer={name}"]) for name in ("dense", "hitopk")}
+
+    def body(comm):
+        records = train.measure(Topology(comm, 1), configs, quick=True)
+        return report([records], as_json=True, show=print, comm=comm)
+
+    assert simulated.run(body, 2) == [0, 0]
+    dense, hitopk = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert (dense["subject"], dense["peer"]) == ("dense", None)
     assert (hitopk["subject"], hitopk["peer"]) == ("hitopk", "dense")
     assert hitopk["peer_seconds"] == dense["seconds"]
     assert hitopk["bytes"]["inter"] < 0.1 * dense["bytes"]["inter"]
     assert hitopk["case"]["ranks_of_nodes"] == [1, 1]
     assert hitopk["weights"] > 10_000
+    (alone,) = lines("train", "digits", LINEAR, "ranks_per_node=null", "--reducer", "dense", "--quick")
+    assert (alone["case"]["ranks_of_nodes"], alone["weights"]) == ([1], 50)

@@ -14,7 +14,16 @@ from commlib.registry import options_of
 from commlib.transport import simulated
 from tests.extent import more
 from tests.launching import ROOT, errors, launch, tail
-from tests.training.small import before_steps, crash_after, metrics_of, on_ranks, phase, records_of, trainer
+from tests.training.small import (
+    LINEAR,
+    before_steps,
+    crash_after,
+    metrics_of,
+    on_ranks,
+    phase,
+    records_of,
+    trainer,
+)
 from training.callbacks import CALLBACKS, Callback
 from training.callbacks.callback import HOOKS
 from training.callbacks.digests import WeightsDiffer, check_equal_weights, digest_of
@@ -111,10 +120,9 @@ def test_a_hook_that_is_none_is_refused_when_the_class_is_made():
 
 
 def test_an_error_of_a_callback_ends_the_command_with_one_line_and_status_1(tmp_path, calls, capfd):
-    text = load_small(f"[{{name: '{NOTES}', fails: 'epoch_end 0'}}]") + f"output: {tmp_path / 'runs'}\n"
-    (tmp_path / "my.yaml").write_text(text)
+    (tmp_path / "my.yaml").write_text(small(f"[{{name: '{NOTES}', fails: 'epoch_end 0'}}]"))
     with pytest.raises(SystemExit) as caught:
-        train("my.yaml", [])
+        train("my.yaml", [LINEAR, f"output={tmp_path / 'runs'}"])
     assert caught.value.code == 1
     said = capfd.readouterr().err.splitlines()
     (line,) = [each for each in said if each.startswith("cloudtrain: callback")]
@@ -124,14 +132,10 @@ def test_an_error_of_a_callback_ends_the_command_with_one_line_and_status_1(tmp_
     assert not list((tmp_path / "runs").glob("*/summary.json"))
 
 
-def load_small(callbacks):
-    return f"""
-name: small
-dataset: digits
-model: vgg_tiny
-phases: [{phase(steps=4)}]
-callbacks: {callbacks}
-"""
+def small(callbacks):
+    """Return the text of a configuration with these callbacks."""
+    phases = f"[{phase(steps=4)}]"
+    return f"name: small\ndataset: digits\nmodel: vgg_tiny\nphases: {phases}\ncallbacks: {callbacks}\n"
 
 
 def test_callbacks_of_ones_own_are_checked_by_a_run(tmp_path, calls):
@@ -145,8 +149,8 @@ def test_callbacks_of_ones_own_are_checked_by_a_run(tmp_path, calls):
 
 
 def test_a_dry_run_builds_callbacks_and_calls_nothing_else(tmp_path, calls, capfd):
-    (tmp_path / "my.yaml").write_text(load_small(f"['{NOTES}', {{name: early_stopping, metric: top1}}]"))
-    train("my.yaml", [], dry_run=True)
+    (tmp_path / "my.yaml").write_text(small(f"['{NOTES}', {{name: early_stopping, metric: top1}}]"))
+    train("my.yaml", [LINEAR], dry_run=True)
     assert calls() == ["build"]
     assert capfd.readouterr().out.endswith("dry run of my.yaml: all is built, and each phase took a step\n")
 
@@ -224,25 +228,22 @@ def test_a_metric_that_the_task_has_not_is_refused_before_anything_is_written(tm
     assert list(tmp_path.iterdir()) == []
 
 
-def test_all_ranks_stop_at_the_same_epoch_and_the_run_has_ended(tmp_path):
-    still = phase(epochs=9, batch=100, rate="learning_rate: {start: 1.0e-9, end: 1.0e-9}")
+def test_an_early_stop_ends_the_run_with_all_its_files(tmp_path):
+    still = phase(epochs=9, batch=200, rate="learning_rate: {start: 1.0e-9, end: 1.0e-9}")
     words = ["callbacks=[{name: early_stopping, metric: top1, patience: 2}]", "checkpoints={}"]
-    results = on_ranks(tmp_path / "runs", 3, *words, phases=(still, still), prepare=lambda run: None)
-    reason = results[0][0].summary.stopped
+    run = trainer(tmp_path / "runs", *words, phases=(still, still))
+    reason = run.fit().stopped
     assert reason.startswith("early stopping: top1 was no better than ")
-    for run, error in results:
-        assert error is None
-        assert (run.position.phase, run.position.run_epoch, run.summary.stopped) == (0, 3, reason)
+    assert (run.position.phase, run.position.run_epoch) == (0, 3)
     (stop,) = records_of(tmp_path / "runs", "stop")
     assert (stop["epoch"], stop["reason"]) == (2, reason)
     (folder,) = (tmp_path / "runs").iterdir()
     assert json.loads((folder / "summary.json").read_text())["stopped"] == reason
     assert (folder / "model.weights.h5").exists()
-    steps = results[0][0].position.steps
-    assert (folder / "checkpoints" / f"step-{steps:08}").exists()
+    assert (folder / "checkpoints" / f"step-{run.position.steps:08}").exists()
 
 
-def test_one_rank_that_asks_for_it_stops_all(tmp_path):
+def test_one_rank_that_asks_for_it_stops_all_at_the_same_epoch(tmp_path):
     def stop_on_rank_1(run):
         if run.rank == 1:
             run.stop("enough")
@@ -277,7 +278,7 @@ def test_the_digest_of_the_weights_is_recorded(tmp_path):
     assert (first["steps"], last["steps"]) == (2, 4)
     assert last["digest"] == digest_of(run.model.get_weights()) != first["digest"]
     assert len(last["digest"]) == 16
-    trainer(tmp_path / "without", "digest_every=0", phases=(phase(steps=4),)).fit()
+    trainer(tmp_path / "without", "digest_every=0").fit()
     assert records_of(tmp_path / "without", "digest") == []
 
 
@@ -304,7 +305,7 @@ def test_a_callback_that_raises_on_one_rank_ends_all_with_one_line(tmp_path):
         "        if run.rank == 1 and run.position.steps == 2:\n"
         "            raise OSError('the disk has gone')\n"
     )
-    (tmp_path / "my.yaml").write_text(load_small("['broken:Broken']"))
+    (tmp_path / "my.yaml").write_text(small("['broken:Broken']"))
     result = launch(2, "my.yaml", cwd=tmp_path)
     assert result.returncode == 1, tail(result)
     (line,) = errors(result).splitlines()

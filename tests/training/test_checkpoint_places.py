@@ -26,8 +26,6 @@ from training.checkpoint.folders import CheckpointFailed, Checkpoints
 from training.checkpoint.places import COMPLETE, Folder, Objects
 from training.process.supervisor import Progress
 
-DIGITS = "configs/digits.yaml"
-
 
 @pytest.fixture
 def s3():
@@ -36,11 +34,15 @@ def s3():
         yield server
 
 
+def in_memory():
+    return Storage(f"memory://{uuid.uuid4().hex}", first_wait_seconds=0.001, attempts=2)
+
+
 @pytest.fixture(params=["memory", "s3"])
 def storage(request):
     """Return a storage of objects with nothing in it."""
     if request.param == "memory":
-        return Storage(f"memory://{uuid.uuid4().hex}", first_wait_seconds=0.001, attempts=2)
+        return in_memory()
     server = request.getfixturevalue("s3")
     return Storage(f"s3://{BUCKET}/run", **server.storage, attempts=2)
 
@@ -77,35 +79,37 @@ class Crash(BaseException):
     """A process ends here."""
 
 
-def test_what_is_half_written_is_never_taken_and_is_removed_by_the_next(monkeypatch, capsys, alone):
+class Crashing(Storage):
+    """A storage whose process ends after ``left`` changes."""
+
+    left = NEVER = 10**9
+
+    def change(self):
+        self.left -= 1
+        if self.left < 0:
+            raise Crash
+
+    def writing(self, path):
+        self.change()
+        return super().writing(path)
+
+    def remove(self, path):
+        self.change()
+        super().remove(path)
+
+
+def test_what_is_half_written_is_never_taken_and_is_removed_by_the_next(capsys, alone):
     """A process that ends at any change of the storage: the checkpoint before is found."""
-    storage = Storage(f"memory://{uuid.uuid4().hex}")
-    filesystem = type(storage._filesystem)
-    left = [10**9]
-
-    def crashing(name):
-        change = getattr(filesystem, name)
-
-        def called(self, path, *arguments, **keywords):
-            if name == "rm_file" or "w" in str(arguments + tuple(keywords.values())):
-                left[0] -= 1
-                if left[0] < 0:
-                    raise Crash
-            return change(self, path, *arguments, **keywords)
-
-        return called
-
-    for name in ("open", "rm_file"):
-        monkeypatch.setattr(filesystem, name, crashing(name))
+    storage = Crashing(f"memory://{uuid.uuid4().hex}")
     save(Checkpoints(Objects(storage), alone, keep=1), alone, 1)
     taken = []
     for changes in range(100):
         before = newest(Checkpoints(Objects(storage), alone)).step
-        left[0] = changes
+        storage.left = changes
         try:
             save(Checkpoints(Objects(storage), alone, keep=1), alone, before + 1)
         except Crash:
-            left[0] = 10**9
+            storage.left = storage.NEVER
         else:
             break
         found = newest(Checkpoints(Objects(storage), alone))
@@ -114,14 +118,14 @@ def test_what_is_half_written_is_never_taken_and_is_removed_by_the_next(monkeypa
         taken.append(found.step - before)
     assert taken[:3] == [0, 0, 0]  # two files of the state, and the manifest
     assert taken[3:] == [1] * (len(taken) - 3)
-    left[0] = 10**9
+    storage.left = storage.NEVER
     save(Checkpoints(Objects(storage), alone, keep=1), alone, 1000)
     assert steps(storage) == [1000]
     assert capsys.readouterr().err == ""  # half a checkpoint is none, and no damaged one
 
 
 def test_objects_of_others_stay(alone):
-    storage = Storage(f"memory://{uuid.uuid4().hex}")
+    storage = in_memory()
     with storage.writing("notes/why.txt") as file:
         file.write(b"mine")
     for step in (1, 2):
@@ -129,7 +133,10 @@ def test_objects_of_others_stay(alone):
     assert storage.read("notes/why.txt") == b"mine"
 
 
-@pytest.mark.parametrize("name", [COMPLETE, SHARED, OWN.format(1)])
+DAMAGED = [("memory", COMPLETE), ("memory", SHARED), ("s3", OWN.format(1))]
+
+
+@pytest.mark.parametrize(("storage", "name"), DAMAGED, indirect=["storage"])
 def test_instead_of_a_damaged_object_the_checkpoint_before_is_taken_and_it_is_named(storage, capsys, name):
     def fill(comm):
         for step in (1, 2):

@@ -1,18 +1,22 @@
-"""Checkpoints: exact to the bit, whole or not there, whatever is killed, full or damaged.
+"""Checkpoints: exact to the bit, whole or not there, whatever is killed, full, damaged or mutated.
 
 The tests of ``ranks`` are also run under mpirun, by tests/test_under_mpirun.py.
 """
 
+import builtins
 import json
 import math
 import multiprocessing
 import os
+import pickle
 import random
+import shutil
 import signal
 import struct
 import subprocess
 import sys
 import tracemalloc
+from contextlib import contextmanager
 
 import ml_dtypes
 import numpy as np
@@ -23,7 +27,7 @@ from hypothesis.extra import numpy as hnp
 from xxhash import xxh3_128_hexdigest
 
 from commlib import InvalidArgument, RanksDisagree, transport
-from tests.extent import examples
+from tests.extent import ALL, examples
 from tests.training.refusal import refused
 from tests.training.stored import COMPLETE, OWN, SHARED, manifest_of, newest, save_whole, write_manifest
 from training.checkpoint import folders as checkpoints
@@ -451,19 +455,6 @@ def test_another_world_finds_damage_of_every_rank_of_then(tmp_path, capsys, rank
     assert OWN.format(rank) in capsys.readouterr().err
 
 
-BIG = 1 << 19  # bytes of an array of each tree: a kill shall often come while files are written
-
-
-def big_tree(step, rank):
-    return {"step": step, "array": np.random.default_rng([step, rank]).integers(0, 256, BIG, np.uint8)}
-
-
-def is_big_right(checkpoint, rank):
-    return same(checkpoint.shared, big_tree(checkpoint.step, 99)) and same(
-        checkpoint.own, big_tree(checkpoint.step, rank)
-    )
-
-
 def kill_at(number, folder):
     """Save step 3, and kill this process before it changes the folder for the ``number``-th time."""
     changes = 0
@@ -483,7 +474,7 @@ def kill_at(number, folder):
     os.fsync = lambda descriptor: (change(), fsync(descriptor))  # which has no audit event
     comm = transport.simulated.run(lambda comm: comm, 1)[0]
     sys.addaudithook(audit)
-    save_whole(Checkpoints(Folder(folder), comm, keep=2), 3, big_tree(3, 99), big_tree(3, 0))
+    save(Checkpoints(Folder(folder), comm, keep=2), comm, 3)
     os._exit(0)
 
 
@@ -492,14 +483,14 @@ def test_killed_before_any_change_of_the_folder_a_whole_one_is_there(tmp_path, c
         folder = tmp_path / str(number)
         store = Checkpoints(Folder(folder), alone, keep=2)
         for step in (1, 2):
-            save_whole(store, step, big_tree(step, 99), big_tree(step, 0))
+            save(store, alone, step)
         process = FORK.Process(target=kill_at, args=(number, folder))
         process.start()
         process.join(100)
         found = newest(store)
         assert found.step in (2, 3)
-        assert is_big_right(found, 0)
-        save_whole(store, 4, {}, {})
+        assert is_right(found, alone, found.step)
+        save(store, alone, 4)
         assert steps(folder) == [found.step, 4]
         if process.exitcode == 0:
             break
@@ -584,15 +575,19 @@ def small(tmp_path):
 def test_the_rest_of_a_crash_is_removed_first_and_a_full_disk_is_one_error(small):
     leftover = small / "unfinished-step-00000001-0123abcd"
     leftover.mkdir()
-    (leftover / SHARED).write_bytes(bytes(5 * BIG))  # of six
+    (leftover / SHARED).write_bytes(bytes(5 << 19))  # of six
+
+    def half_a_mib(step, rank):
+        return {"array": np.random.default_rng([step, rank]).integers(0, 256, 1 << 19, np.uint8)}
 
     def body(comm):
         store = Checkpoints(Folder(small), comm)
-        save_whole(store, 1, big_tree(1, 99), big_tree(1, comm.rank))
+        save_whole(store, 1, half_a_mib(1, 99), half_a_mib(1, comm.rank))
         with pytest.raises(CheckpointFailed, match="step 2 is not saved: .*No space left on device"):
-            save_whole(store, 2, big_tree(2, 99), big_tree(2, comm.rank))
+            save_whole(store, 2, half_a_mib(2, 99), half_a_mib(2, comm.rank))
         comm.barrier()
-        return steps(small), is_big_right(newest(store), comm.rank)
+        found = newest(store)
+        return steps(small), same((found.shared, found.own), (half_a_mib(1, 99), half_a_mib(1, comm.rank)))
 
     assert transport.simulated.run(body, 2) == [([1], True)] * 2
 
@@ -619,3 +614,100 @@ def test_a_folder_that_others_do_not_see_is_one_error(tmp_path):
 
     assert transport.simulated.run(body, 4, 2) == [True] * 4
     assert [path.name for path in tmp_path.rglob("*")] == ["host0"]
+
+
+# Kinds of values that no test may reach, in a process that reads what a stranger could have written.
+EXECUTING = [(builtins, "exec"), (builtins, "eval"), (os, "system"), (subprocess, "Popen")]
+EXECUTING += [(pickle, "loads"), (pickle, "load"), (pickle, "Unpickler")]
+
+
+@contextmanager
+def nothing_is_executed(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("something was executed")
+
+    "\0".encode("unicode_escape")  # imports the codec, which would be executed at the first line printed
+    with monkeypatch.context() as patched:
+        for module, name in EXECUTING:
+            patched.setattr(module, name, refuse)
+        yield
+
+
+def changed(content, chance: random.Random):
+    """Return a copy of what JSON holds with one value changed, lost or repeated."""
+    if isinstance(content, dict) and content and chance.random() < 0.8:
+        key = chance.choice(list(content))
+        kind = chance.random()
+        rest = {name: value for name, value in content.items() if name != key}
+        if kind < 0.1:
+            return rest
+        return {**rest, key if kind < 0.9 else f"{key}\x1b": changed(content[key], chance)}
+    if isinstance(content, list) and content and chance.random() < 0.8:
+        at = chance.randrange(len(content))
+        return [
+            *content[:at],
+            *chance.choice([[], [changed(content[at], chance)], content]),
+            *content[at + 1 :],
+        ]
+    numbers = (-1, 0, 1e308, 10**400, 5e-324, float("nan"), float("inf"))
+    return chance.choice([None, True, "x" * 5000, "\x1b[31m", *numbers, [], {}, [[]]])
+
+
+def mutate_header(content: bytes, chance: random.Random) -> bytes:
+    """Return a file of a tree with a value of its header changed, or of the tree that the header holds."""
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    if chance.random() < 0.5:
+        tree = changed(json.loads(header["__metadata__"]["tree"]), chance)
+        header["__metadata__"]["tree"] = json.dumps(tree)
+    else:
+        header = changed(header, chance)
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + content[8 + length :]
+
+
+def mutate(folder, chance):
+    """Change one file of a checkpoint, and all digests with it."""
+    name = chance.choice([COMPLETE, SHARED, OWN.format(0)])
+    manifest = manifest_of(folder)
+    if name == COMPLETE:
+        manifest = changed(manifest, chance)
+    else:
+        content = mutate_header((folder / name).read_bytes(), chance)
+        (folder / name).write_bytes(content)
+        manifest["files"][name] = {"bytes": len(content), "digest": xxh3_128_hexdigest(content)}
+    write_manifest(folder, json.dumps(manifest))
+
+
+def test_mutated_checkpoints_are_left_out_or_whole_and_nothing_is_executed(
+    tmp_path, capsys, monkeypatch, alone
+):
+    """With a right digest only the form is checked: a file without a tree is left out, any tree is taken."""
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    store = Checkpoints(Folder(whole), alone, run="this")
+    for step in (1, 2):
+        save_whole(store, step, shared_tree(step), own_tree(step, 0))
+    shutil.copytree(whole, folder)
+    last = "step-00000002"
+    found = {1: 0, 2: 0}
+
+    @given(chance=st.randoms(use_true_random=False))
+    @settings(max_examples=10_000 if ALL else 150)
+    def body(chance):
+        for file in (whole / last).iterdir():
+            (folder / last / file.name).write_bytes(file.read_bytes())
+        mutate(folder / last, chance)
+        capsys.readouterr()
+        with nothing_is_executed(monkeypatch):
+            checkpoint = newest(Checkpoints(Folder(folder), alone, run="this"))
+        lines = capsys.readouterr().err.splitlines()
+        found[checkpoint.step] += 1
+        if checkpoint.step == 1:
+            assert same(checkpoint.shared, shared_tree(1))
+            assert same(checkpoint.own, own_tree(1, 0))
+            (line,) = lines
+            assert line.isprintable(), line
+            assert " is left out: " in line
+
+    body()
+    assert min(found.values()) > 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import COMPILING, ENVIRONMENT, ROOT
+from tests.launching import COMPILING, ENVIRONMENT, run
 
 TWO_KERNELS = (
     "import numpy as np; from training.process.compile_kernels import announce_compiling;"
@@ -40,28 +40,25 @@ transport.simulated.run(step, 4)
 """
 
 
-def run(cache: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def python(cache: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run Python with a place of its own for kernels."""
-    environment = ENVIRONMENT | {"NUMBA_CACHE_DIR": str(cache)}
-    result = subprocess.run(
-        [sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+    result = run(sys.executable, *words, env=ENVIRONMENT | {"NUMBA_CACHE_DIR": str(cache)})
     assert result.returncode == 0, result.stderr
     return result
 
 
 @pytest.mark.slow
 def test_cold_kernels_are_announced_in_one_line_and_warm_ones_not_at_all(tmp_path):
-    assert run(tmp_path, "-c", TWO_KERNELS).stderr == COMPILING
-    assert run(tmp_path, "-c", TWO_KERNELS).stderr == ""
+    assert python(tmp_path, "-c", TWO_KERNELS).stderr == COMPILING
+    assert python(tmp_path, "-c", TWO_KERNELS).stderr == ""
 
 
 @pytest.mark.large
 def test_after_compiling_ahead_a_run_compiles_nothing(tmp_path):
     kernels = tmp_path / "kernels"
-    run(kernels, "-m", "training.process.compile_kernels")
+    python(kernels, "-m", "training.process.compile_kernels")
     before = sorted(kernels.rglob("*.nb[ic]"))
     assert len(before) > 2 * 40  # an index and code for each
-    result = run(kernels, "-c", TRAIN, str(tmp_path))
+    result = python(kernels, "-c", TRAIN, str(tmp_path))
     assert sorted(kernels.rglob("*.nb[ic]")) == before
     assert COMPILING not in result.stderr

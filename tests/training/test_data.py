@@ -53,22 +53,6 @@ def test_ranks_train_on_their_own_samples_and_test_each_once(tmp_path, shards):
     assert reads.counts["storage"] >= 48 + TESTS
 
 
-def test_the_second_run_reads_nothing_from_central_storage(tmp_path):
-    def read(data, phase):
-        of_phase = data.of_phase(phase)
-        for epoch in range(6):
-            list(of_phase.training_batches(epoch))
-        list(of_phase.test_batches())
-        of_phase.close()
-        return data.read_so_far().counts
-
-    on_ranks(read, tmp_path)
-    on_ranks(read, tmp_path)
-    counts = on_ranks(read, tmp_path)[0]
-    assert counts["storage"] == counts["disk"] == 0
-    assert counts["memory"] > 6 * 48
-
-
 def test_damage_is_told_on_every_rank(tmp_path):
     def fill(data, phase):
         of_phase = data.of_phase(phase)

@@ -1,6 +1,7 @@
 """Beam search: its cache, its limits, and that it finds what an exhaustive search does."""
 
 import itertools
+from functools import partial
 
 import keras
 import numpy as np
@@ -11,6 +12,7 @@ from training.models import MODELS
 from training.models.decoding import Decoder
 
 VOCABULARY, PAD, BEGIN, END = 7, 0, 2, 3
+search = partial(Decoder, begin=BEGIN, end=END)
 SOURCES = np.array([[4, 5, 6, 3, 0], [6, 3, 0, 0, 0], [1, 1, 4, 5, 3]], np.int32)
 
 
@@ -27,10 +29,6 @@ def made(**options):
 @pytest.fixture(scope="module")
 def model():
     return made()
-
-
-def search(model, **options):
-    return Decoder(model, begin=BEGIN, end=END, **options)
 
 
 def log_probabilities(model, source, targets):

@@ -6,29 +6,27 @@ import keras
 import pytest
 
 from tests.extent import ALL
-from tests.launching import DIGITS, ROOT, run
+from tests.launching import DIGITS, run
 from tests.training.refusal import refusal
+from tests.training.small import LINEAR
+from tests.training.test_configs import CONFIGS
 from training.commands.train import train
 from training.config.config import load_with_warnings
 from training.models import IMAGES, MODELS
 from training.run.dry_run import generated, tiny
 
-CONFIGS = [
-    path for path in sorted((ROOT / "configs").glob("*.yaml")) if "task: linear" not in path.read_text()
-]
 
-
-def words_of(path):
+def words_of(model):
     """Return the words with which a configuration is tried: small models of the same kind."""
-    model = load_with_warnings(path, [], generated).config.model.name
     family = model.partition("_")[0]
     if ALL:
         return []
     if MODELS[model].kind == IMAGES.kind:
-        return ["model=vgg_tiny"]
+        return [LINEAR]
     if family == "lstm":
         return [f"model={model.removesuffix('_small')}_small"]
-    return [f"model={{name: {family}_small, layers: 1}}", "dataset.vocabulary.size=1000"]
+    small = f"model={{name: {family}_small, layers: 1, width: 32, heads: 2, hidden: 64}}"
+    return [small, "dataset.vocabulary.size=1000"]
 
 
 # One of each task, and images in several phases. CI also tries each other model, and local steps;
@@ -40,46 +38,24 @@ OF_CI = "brown_gpt_small", "brown_muloco", "brown_streaming_diloco", "digits_lar
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, id=path.stem, marks=[] if path.stem in USUAL else pytest.mark.slow)
-        for path in CONFIGS
-        if ALL or path.stem in (*USUAL, *OF_CI)
+        pytest.param(path, id=name, marks=[] if name in USUAL else pytest.mark.slow)
+        for name, path in CONFIGS.items()
+        if ALL or name in (*USUAL, *OF_CI)
     ],
 )
 def test_every_shipped_configuration_builds_and_takes_a_step_of_each_phase(
     path, capfd, tmp_path, monkeypatch
 ):
+    config = load_with_warnings(path, [], generated).config
     monkeypatch.chdir(tmp_path)
-    train(str(path), ["ranks_per_node=null", *words_of(path)], dry_run=True)
+    train(str(path), ["ranks_per_node=null", *words_of(config.model.name)], dry_run=True)
     keras.config.set_dtype_policy("float32")
     told = capfd.readouterr().out.splitlines()
-    phases = load_with_warnings(path, [], generated).config.phases
-    ends = [f"phase {number}: " for number in range(1, len(phases) + 1)]
-    assert all(line.startswith(end) for line, end in zip(told[-len(phases) - 2 :], ends, strict=False))
+    ends = [f"phase {number}: " for number in range(1, len(config.phases) + 1)]
+    assert all(line.startswith(end) for line, end in zip(told[-len(ends) - 2 :], ends, strict=False))
     assert told[-1] == f"dry run of {path}: all is built, and each phase took a step"
     assert list(tmp_path.iterdir()) == []
-
-
-# with the digits, which the test above leaves to this one
-def test_a_dry_run_ends_with_what_it_checked_and_no_accuracy_or_folder(capfd, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    train(str(DIGITS), ["ranks_per_node=null", "model=vgg_tiny"], dry_run=True)
-    told = capfd.readouterr().out
-    assert "accuracy" not in told
-    assert "files:" not in told
-    assert tempfile.gettempdir() not in told.replace(str(tmp_path), "").replace(str(DIGITS), "")
-    shown = "sgd: its schedules fit, a tiny step was taken and tested"
-    assert told.splitlines()[-4:] == [
-        f"phase 1: 12 epochs of 6 px, 16 samples a rank, hitopk, {shown}",
-        f"phase 2: 8 epochs of 8 px, 16 samples a rank, dense, {shown}",
-        "not looked at: the real samples, and the memory and time that whole batches take",
-        f"dry run of {DIGITS}: all is built, and each phase took a step",
-    ]
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_what_is_built_is_what_the_configuration_says_but_for_sizes_and_lengths(path):
-    config = load_with_warnings(path, [], generated).config
+    # all is kept but sizes and lengths
     small = tiny(config, ranks=4, output="nowhere")
     same = ("model", "optimizer", "precision", "reducer", "accumulate", "clip_norm", "average", "normalise")
     assert all(getattr(small, name) == getattr(config, name) for name in same)
@@ -94,6 +70,24 @@ def test_what_is_built_is_what_the_configuration_says_but_for_sizes_and_lengths(
             assert phase.tokens == 4 * config.accumulate * phase.sequence_length
         else:
             assert phase.batch_size == 2 * config.accumulate
+
+
+# with the digits, which the test above leaves to this one
+def test_a_dry_run_ends_with_what_it_checked_and_no_accuracy_or_folder(capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train(str(DIGITS), ["ranks_per_node=null", LINEAR], dry_run=True)
+    told = capfd.readouterr().out
+    assert "accuracy" not in told
+    assert "files:" not in told
+    assert tempfile.gettempdir() not in told.replace(str(tmp_path), "").replace(str(DIGITS), "")
+    shown = "sgd: its schedules fit, a tiny step was taken and tested"
+    assert told.splitlines()[-4:] == [
+        f"phase 1: 12 epochs of 6 px, 16 samples a rank, hitopk, {shown}",
+        f"phase 2: 8 epochs of 8 px, 16 samples a rank, dense, {shown}",
+        "not looked at: the real samples, and the memory and time that whole batches take",
+        f"dry run of {DIGITS}: all is built, and each phase took a step",
+    ]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launching import DIGITS, ENVIRONMENT, launch, tail
+from tests.launching import DIGITS, ENVIRONMENT, launch, run, tail
 from tests.training.refusal import invoke, refusal
 from training.process import start_rank
 from training.process.hosts import Ranks, common
@@ -130,17 +130,12 @@ def test_where_nothing_can_be_preloaded_a_warning_says_that_mpirun_listens_every
     assert capsys.readouterr().err == ""
 
 
-def test_a_rank_keeps_what_its_user_preloads_and_not_what_the_launch_does(monkeypatch, tmp_path):
+def test_a_rank_keeps_what_its_user_preloads_and_not_what_the_launch_does(monkeypatch):
     monkeypatch.setenv(PRELOAD, "/lib/mine.so")
     mpirun = environment_of(Ranks(2))
     assert mpirun[PRELOAD].endswith(f"/{PRELOADED}:/lib/mine.so")
-    monkeypatch.setattr(os, "environ", mpirun)
-    monkeypatch.setattr(os, "execvp", lambda *words: None)
-    monkeypatch.setattr(sys, "argv", ["start_rank.py", '["true"]'])
-    monkeypatch.setattr(start_rank, "end_with_parent", lambda number: None)
-    monkeypatch.setattr(signal, "signal", lambda *words: None)
-    start_rank.main()
-    assert mpirun[PRELOAD] == "/lib/mine.so"
+    rank = run(sys.executable, start_rank.__file__, f'["printenv", "{PRELOAD}"]', env=mpirun)
+    assert rank.stdout == "/lib/mine.so\n"
 
 
 WAITING = (

@@ -392,7 +392,6 @@ OUTER = {
     "{fragments: 4}": "fragments: expected a divisor of the 6 local steps, got 4",
     "{fragments: 0}": "fragments: expected a whole number from 1, got 0",
     "{fragments: 2, delay: 3}": "delay: expected fewer steps than the 3 ",
-    "{delay: 6}": "delay: expected fewer steps than the 6 ",
     "{mixing: 0.5}": "mixing: expected none where delay is 0, got 0.5",
     "{delay: 1, mixing: 1}": "mixing: expected a number in [0, 1), got 1",
     "{delay: 1, update: eager, mixing: 0.5}": "mixing: expected none where update is eager",

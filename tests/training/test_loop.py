@@ -1,4 +1,4 @@
-"""What a run does with its phases, its tests and its target; and what keeps one from beginning."""
+"""What a run does with its phases, its tests and its target, and tells; and what keeps one from beginning."""
 
 import json
 from dataclasses import replace
@@ -11,14 +11,21 @@ import pytest
 from commlib import Topology, transport
 from commlib.errors import UseAfterClose
 from datacache import Arrays
+from tests.launching import DIGITS
 from tests.training.refusal import refused
-from tests.training.small import RATE, before_steps, metrics_of, phase, records_of, trainer
+from tests.training.replicas import weights_of
+from tests.training.small import ALONE, RATE, before_steps, metrics_of, phase, records_of, trainer
+from tests.training.test_local_steps import noted
 from tests.training.test_stages import Clock
+from tests.training.test_summary import TASK
 from tests.training.test_summary import epoch as epoch_result
 from training.callbacks.files import DawnBench
 from training.callbacks.stopping import TrainingDiverged
-from training.config.config import Config
+from training.config.config import Config, load
+from training.results import Position, Slowest, StageMeans
+from training.run import build, events
 from training.run.data import Data
+from training.run.events import live_line
 from training.run.trainer import Trainer
 from training.run_folder import RunFolder
 from training.tasks.image_classification import ImageClassification
@@ -149,29 +156,20 @@ def test_a_boundary_that_takes_long_is_measured_as_long(tmp_path):
 
 def test_the_average_of_the_weights_is_tested_and_saved(tmp_path):
     run = trainer(tmp_path, "average=0.99")
-    before = [variable.numpy() for variable in run.parts.model.variables]
-    tested = []
-    evaluate = run.parts.model.evaluation.evaluate
-
-    def noted(*args):
-        tested.append([variable.numpy() for variable in run.parts.model.variables])
-        return evaluate(*args)
-
-    run.parts.model.evaluation.evaluate = noted
+    variables = run.parts.model.variables
+    before = [variable.numpy() for variable in variables]
+    _, tested = noted(run)
     run.fit()
-    averages = [each.numpy() for each in run.parts.model.average.averages]
-    for variable, average, first, seen in zip(
-        run.parts.model.variables, averages, before, tested[0], strict=True
-    ):
-        np.testing.assert_array_equal(seen, average)
-        distance = np.abs(average - variable.numpy()).max()
-        assert distance > 10 * np.abs(average - first).max() > 0  # it has hardly moved yet
-    weights = [variable.numpy() for variable in run.parts.model.variables]
+    averages = run.parts.model.average.averages
+    assert tested == [weights_of(averages).tobytes()]
+    for variable, average, first in zip(variables, averages, before, strict=True):
+        distance = np.abs(average.numpy() - variable.numpy()).max()
+        assert distance > 10 * np.abs(average.numpy() - first).max() > 0  # it has hardly moved yet
+    averaged = [average.numpy() for average in averages]
     (folder,) = tmp_path.iterdir()
     run.model.load_weights(folder / "model.weights.h5")
-    for variable, average, weight in zip(run.parts.model.variables, averages, weights, strict=True):
+    for variable, average in zip(variables, averaged, strict=True):
         np.testing.assert_array_equal(variable.numpy(), average)
-        assert (variable.numpy() != weight).any()
 
 
 def test_steps_that_are_not_finite_are_counted_and_too_many_end_the_run(tmp_path):
@@ -280,9 +278,51 @@ def test_a_configuration_that_was_not_read_from_a_file_is_completed(tmp_path):
     plain = whole.model_dump(exclude_none=True)
     del plain["phases"][0]["reducer"]
     keras.utils.clear_session()
-    config = Config.model_validate(
-        {**plain, "model": "vgg_tiny", "reducer": {"name": "gtopk", "density": 0.5}}
-    )
+    config = Config.model_validate({**plain, "reducer": {"name": "gtopk", "density": 0.5}})
     run = Trainer(config, topology=Topology(transport.mpi.world()))
     assert (run.config.phases[0].reducer.name, run.config.phases[0].reducer.density) == ("gtopk", 0.5)
     run.fit()
+
+
+def test_a_switch_tells_what_is_held_back_in_a_line_and_a_record_that_json_can_hold():
+    event = events.switched("hitopk", "dense", 0.12345)
+    line = "switch from hitopk to dense: the residual (norm 0.123 on rank 0) goes into the next step"
+    assert list(event.lines()) == [line]
+    assert json.loads(json.dumps(event.record(), allow_nan=False)) == event.record()
+
+
+def test_the_record_of_an_epoch_is_flat_and_its_line_counts_the_epochs_of_all_phases():
+    this = SimpleNamespace(steps=40, epoch_steps=20, epochs=2, result=SimpleNamespace(reducer="hitopk"))
+    result = epoch_result(stages=StageMeans({"select": 0.5}, 0.25, 0.75, Slowest(3, 0.125)))
+    ended = events.epoch_ended(result, TASK, [this], Position(phase_steps=20))
+    record = ended.record()
+    assert (record["top1"], record["images_per_second"]) == (0.9, 1234.5)
+    assert not {"stages", "metrics", "throughput"} & set(record)
+    assert (record["stage_seconds"], record["slowest"]) == ({"select": 0.5}, {"rank": 3, "excess": 0.125})
+    assert (record["hidden_seconds"], record["hidden_share"]) == (0.25, 0.75)
+    # two epochs have ended before the third, whose phase has another
+    assert [line[:12] for line in ended.lines()] == ["epoch  3/4  "]
+
+
+def test_the_live_line_tells_the_time_that_is_left_of_the_phase():
+    line = "epoch 5  step 23/40 of hitopk at 6 px  loss 0.250 (rank 0)"
+    phases = [SimpleNamespace(steps=40, result=SimpleNamespace(reducer="hitopk", input="6 px"))] * 2
+    at = Position(phase=1, epoch=2, step=3, phase_steps=23, steps=43, samples=192, run_epoch=4)
+    assert live_line(phases, at, 0.25, None) == line
+    times = "  hidden 83%  slowest rank 3 (+12%)"
+    timed = live_line(phases, at, 0.25, 3725.4, times)
+    assert timed == f"{line}{times}  1:02:05 left of phase 2/2"
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (10, "the second moment is frozen after 10 of the 10 steps of phase 1"),
+        (11, "the second moment is frozen after 1 of the 2,000 steps of phase 2"),
+        (2011, "optimizer.freeze_variance=2011 has no effect: the run has 2010 steps"),
+    ],
+)
+def test_a_run_tells_when_the_variance_is_frozen(given, line):
+    config = load(DIGITS, [*ALONE, "optimizer=adam", f"optimizer.freeze_variance={given}"])
+    assert build.how_the_variance_is_frozen(config, [10, 2000]) == [line]
+    assert build.how_the_variance_is_frozen(load(DIGITS, list(ALONE)), [10]) == []

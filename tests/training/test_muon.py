@@ -8,7 +8,7 @@ from tests.extent import more
 from tests.training.refusal import refused
 from tests.training.replicas import check_same, config_of, flat, replica_of, resumed, saved, take
 from tests.training.small import trainer
-from tests.training.test_local_steps import DILOCO, LAST, SAVED
+from tests.training.test_local_steps import DILOCO, LAST
 from training.config.config import ConfigurationError
 
 MUON = "optimizer={name: muon, weight_decay: 0.1}"
@@ -46,11 +46,10 @@ def test_replicas_take_muon_s_steps_alone_and_agree_at_the_end_of_a_round(precis
 @pytest.mark.parametrize(
     "keys, words",
     [
-        (SAVED, ()),
         ({"reducer": "{name: hitopk, density: 0.1}"}, ("optimizer.newton_schulz=parts",)),
         ({"reducer": "dense"}, ("optimizer.sharded=true",)),
     ],
-    ids=["local steps", "in parts", "sharded"],
+    ids=["in parts", "sharded"],
 )
 def test_ranks_go_on_to_the_bit(tmp_path, keys, words):
     config = config_of(keys, words=(MUON, *words))
