@@ -74,7 +74,7 @@ def test_every_block_is_of_a_kind_that_some_test_runs_or_reads():
     assert {block.page for block in BLOCKS if ">>> " in block.text} == {*PROMPTED, "docs/pto.md"}
 
 
-@pytest.mark.parametrize("page", PROMPTED)  # that of pto by tests/benchmarks/test_page.py
+@pytest.mark.parametrize("page", [*PROMPTED, pytest.param("docs/pto.md", marks=pytest.mark.slow)])
 def test_the_examples_print_what_the_page_shows(page):
     examples = doctest.DocTestParser().get_doctest(text_of(page), {}, page, page, 0)
     assert 0 < len(examples.examples) == text_of(page).count("\n>>> ")

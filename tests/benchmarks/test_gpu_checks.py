@@ -1,14 +1,10 @@
 """The checks that need a GPU, as far as they go without one."""
 
-import json
-import sys
 import threading
 
 import numpy as np
-import pytest
 
 from benchmarks import gpu_checks
-from commlib.transport import nccl
 
 
 def test_ranks_that_die_without_a_word_are_a_failure(monkeypatch, tmp_path):
@@ -17,14 +13,6 @@ def test_ranks_that_die_without_a_word_are_a_failure(monkeypatch, tmp_path):
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
     found = gpu_checks.through_nccl(2, [1], limit=60.0)
     assert found == [("failed", {"error": "the ranks ended with the statuses [3, 3]"})]
-
-
-@pytest.mark.skipif(nccl.missing() is None, reason="there is a GPU")
-def test_without_a_gpu_one_line_says_what_is_missing(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["gpu_checks.py"])
-    assert gpu_checks.main() == 2
-    (line,) = capsys.readouterr().out.splitlines()
-    assert json.loads(line) == {"check": "missing", "problem": nccl.missing()}
 
 
 def test_ranks_that_are_connected_by_pipes_see_the_bits_of_simulated_ones():

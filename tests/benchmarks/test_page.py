@@ -1,6 +1,5 @@
 """benchmarks/README.md, the pages of docs/ with records, and their pictures show the newest records."""
 
-import doctest
 import json
 import re
 from dataclasses import replace
@@ -11,15 +10,13 @@ import pytest
 from benchmarks.draw_benchmarks import FOLDER, ROWS, drawn, texts
 from benchmarks.drawing.pages import Results, fingerprint, newest, with_block
 from benchmarks.jobs import record_of
-from tests.launching import DIGITS, ROOT
-from training.bench.record import MEASURED, Record, Seconds, code_of
-from training.config.config import load
+from tests.launching import ROOT
+from training.bench.record import Record, Seconds, code_of
 
 README = FOLDER / "README.md"
 DESCRIPTION = "{http://purl.org/dc/elements/1.1/}description"
 FOUND = newest(FOLDER / "results")
 TEXTS = texts(FOUND)
-PTO = (ROOT / "docs" / "pto.md").read_text()
 
 
 # ------------------------------------------------------------- the records that are there
@@ -55,22 +52,3 @@ def test_records_of_code_that_has_changed_since_are_told_from_those_of_todays():
     older = replace(today, more=today.more | {"code": code_of("cache")})
     for records, is_current in (([today], True), ([today, older], False), ([record], False)):
         assert Results("pto", FOLDER, records).is_current == is_current
-
-
-def test_selection_on_a_gpu_is_not_of_the_code_of_that_on_a_processor():
-    assert set(MEASURED["gpu_selection"]) - set(MEASURED["selection"]) == {"commlib/gpu"}
-    assert code_of("gpu_selection") != code_of("selection")
-
-
-@pytest.mark.slow
-def test_the_examples_of_norms_in_parts_print_what_the_page_shows():
-    examples = doctest.DocTestParser().get_doctest(PTO, {}, "docs/pto.md", "docs/pto.md", 0)
-    assert len(examples.examples) == PTO.count("\n>>> ")
-    assert doctest.DocTestRunner(optionflags=doctest.REPORT_NDIFF).run(examples).failed == 0
-
-
-def test_the_configuration_that_the_page_of_norms_shows_is_one():
-    (block,) = re.findall(r"```yaml\noptimizer:\n(.*?)```", PTO, re.DOTALL)
-    keys = [re.sub(r"\s*#.*", "", row).strip().replace(": ", "=") for row in block.splitlines()]
-    optimizer = load(DIGITS, [f"optimizer.{key}" for key in keys]).optimizer
-    assert (optimizer.name, optimizer.weight_decay, optimizer.norms) == ("lars", 5e-5, "auto")

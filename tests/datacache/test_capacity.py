@@ -7,8 +7,7 @@ import pytest
 
 from datacache.capacity import check_room, free_bytes, in_memory, readable, tightest
 from datacache.errors import CacheFull
-
-SHM = Path("/dev/shm")
+from tests.datacache.stores import SHM
 
 
 def test_room_of_a_folder_that_is_not_there_is_that_of_the_one_above(tmp_path: Path) -> None:

@@ -51,11 +51,10 @@ def goes_on(job: Job, resumptions: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.launch
-def test_a_rank_is_killed_then_sent_sigterm_then_the_launch_is_and_the_weights_are_the_same(
-    expected, tmp_path
-):
-    folder = tmp_path / "run"
-    with started(folder) as job:
+def test_a_rank_is_killed_then_sent_sigterm_then_the_launch_is_and_the_weights_are_the_same(tmp_path):
+    folder, words = tmp_path / "run", ("phases.0.epochs=3", "phases.1.epochs=2")
+    expected = undisturbed(tmp_path / "whole", words=words)
+    with started(folder, *words) as job:
         job.wait_until(lambda: goes_on(job, 0))
         job.rank(1).kill()
         job.wait_until(lambda: goes_on(job, 1))
@@ -71,7 +70,7 @@ def test_a_rank_is_killed_then_sent_sigterm_then_the_launch_is_and_the_weights_a
         assert preempted.startswith("was pre-empted at epoch ")
     output = (folder / "output").read_text()
     assert output.count("SIGTERM: stopped after step ") == 2
-    with started(folder, "resume=auto") as job:
+    with started(folder, *words, "resume=auto") as job:
         assert job.end() == 0
     assert (folder / "output").read_text().count("resumed from step-") == 3
     assert_same(weights_of(folder), expected)

@@ -315,17 +315,17 @@ class Device:
 class FakeCuPy(ModuleType):
     """The module. ``copied_to_host``: bytes of every copy there, each of which waits for the GPU.
 
-    ``gpus``: of each machine. ``one_process``: threads share a default stream, and what the host has seen.
+    ``gpus``: of each machine.
     """
 
     float32, int32, int64, uint8 = np.float32, np.int32, np.int64, np.uint8
 
-    def __init__(self, gpus: int = 1_000, *, one_process: bool = False) -> None:
+    def __init__(self, gpus: int = 1_000) -> None:
         super().__init__("cupy")
         self.__path__: list[str] = []
         self.ndarray = ndarray
         self.copied_to_host: list[int] = []
-        self.local: Any = SimpleNamespace() if one_process else threading.local()
+        self.local: Any = threading.local()
         self._addresses = iter(range(1 << 60, 1 << 61))
         self._alive: dict[int, Memory] = {}
         self.streams: dict[int, Stream] = {}

@@ -17,7 +17,7 @@ from tests.gpu import on_gpu
 from tests.gpu.on_gpu import bodies_of
 from tests.reducers import test_promises
 
-NO_ARRAYS_OF_GPUS = ("test_a_wrong_dtype_is_refused",)  # of text and objects
+NO_ARRAYS_OF_GPUS = ("test_a_wrong_shape_or_dtype_is_refused",)  # of text and objects
 SAMPLING = ("-dgc", "-gaussian", "-bucketed")  # selectors that nothing here tells from the others
 CASES = {
     label: case

@@ -6,9 +6,12 @@ import pytest
 from commlib import InvalidArgument, NonFiniteInput, UnknownName, select
 from commlib.gpu import DEVICE_SELECTORS, make_device_selector
 from tests.extent import more
-from tests.gpu.vectors import SEED, SIZES, VECTORS, ks, normal
+from tests.gpu.vectors import SEED, SIZES, ks, normal
+from tests.selection.test_selectors import draw
 
 NAMES = [name for name in DEVICE_SELECTORS if name != "mstopk"]  # which is "exact"
+LAWS = ["heavy_tails", "all_equal", "all_zero", "mostly_zero", "many_ties"]
+LAWS += ["denormals", "one_outlier", "crowded"]
 
 
 def assert_selected(selection, vector, name, k):
@@ -23,11 +26,11 @@ def assert_selected(selection, vector, name, k):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     ("law", "size"),
-    [*(("normal", size) for size in SIZES), *((law, 20_001) for law in VECTORS if law != "normal")],
+    [*(("gaussian", size) for size in SIZES), *((law, 20_001) for law in LAWS)],
 )
 def test_the_entries_are_those_of_the_cpu(engine, name, law, size):
-    vector = VECTORS[law](size)
-    for k in ks(size) if law == "normal" else (1, size // 100 + 1, size // 4):
+    vector = draw(law, SEED, size)
+    for k in ks(size) if law == "gaussian" else (1, size // 100 + 1, size // 4):
         selector = make_device_selector(name, size, k, engine=engine)
         assert_selected(selector.select(engine.from_host(vector)), vector, name, k)
 
@@ -75,7 +78,7 @@ def test_nothing_is_selected_for_k_0_and_of_nothing(engine, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_order_of_blocks_changes_no_bit(emulate, name):
-    vector = VECTORS["ties"](20_003) + normal(20_003) // 3
+    vector = draw("many_ties", SEED, 20_003) + normal(20_003) // 3
     found = set()
     for seed, multiprocessors, under_way in [(3, 1, 1), (4, 1, 8), (5, 4, 2), (6, 16, 5)]:
         engine = emulate(seed, multiprocessors, under_way=under_way)

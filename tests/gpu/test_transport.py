@@ -59,7 +59,7 @@ def test_between_nodes_messages_go_by_mpi_and_inside_by_nccl():
 # ------------------------------------------------------------- bad input
 
 
-def over_fake(gpus=8, ranks_per_node=None, prepare=lambda cupy: None, **options):
+def over_fake(gpus=8, prepare=lambda cupy: None, **options):
     """Return what ``nccl.over`` says to four ranks."""
     cupy = FakeCuPy(gpus)
     prepare(cupy)
@@ -69,7 +69,7 @@ def over_fake(gpus=8, ranks_per_node=None, prepare=lambda cupy: None, **options)
         return str(nccl.over(comm, **options))
 
     with installed(cupy):
-        return simulated.run(body, 4, ranks_per_node)
+        return simulated.run(body, 4)
 
 
 def no_device(cupy):

@@ -2,7 +2,6 @@
 
 import re
 import sys
-from importlib import import_module
 
 import numpy as np
 import pytest
@@ -216,7 +215,3 @@ def test_the_program_of_the_page_learns():
     weights = re.findall(r"weights \[(.*?)\]", result.stdout, re.DOTALL)
     assert len(weights) == 2
     assert all(abs(float(each) - 1) < 0.05 for rank in weights for each in rank.split())
-
-
-def test_the_bench_runs_in_the_environment_of_the_frameworks():
-    assert import_module("benchmarks.jax_exchange").main

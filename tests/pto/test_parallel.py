@@ -285,39 +285,31 @@ def test_tensors_that_were_not_planned_are_refused(ranks, given, says):
     assert ranks.run(body) == [says] * ranks.size
 
 
-def refused(action, size: int = 1) -> str:
-    """Return what each rank is told; the same on all."""
-
+@pytest.mark.parametrize(
+    ("operation", "tensors", "options", "says"),
+    [
+        (np.sum, [], {"how": "fast"}, 'how: expected one of auto, parts, local, got "fast"'),
+        (
+            *(np.sum, np.ones((2, 3)), {}),
+            "one vector: expected an array of one dimension, got float64 (2, 3);"
+            " several tensors are given as a list",
+        ),
+        (np.sum, np.ones(4), {"cost": np.size}, "cost: expected none for one vector, whose slices are equal"),
+        (
+            *(np.sum, np.ones(4), {"how": "parts"}),
+            "sum: expected arrays of the slices that differ in their first dimension at most, got float64 ()",
+        ),
+        (str, [np.ones(1)], {"how": "parts"}, "str: the result of tensor 0: expected numbers, got <U4"),
+        (np.sum, [np.array(["a"])], {}, "tensor 0: expected numbers, got <U1"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_line(operation, tensors, options, says):
     def body(comm):
         with pytest.raises(pto.InvalidArgument) as error:
-            action(comm)
+            pto.parallel(operation, tensors, comm, **options)
         return str(error.value)
 
-    (says,) = set(transport.simulated.run(body, size))
-    return says
-
-
-def test_wrong_arguments_are_refused_in_one_line():
-    vector = np.ones(4)
-    assert refused(lambda comm: pto.parallel(np.sum, [], comm, how="fast")) == (
-        'how: expected one of auto, parts, local, got "fast"'
-    )
-    assert refused(lambda comm: pto.parallel(np.sum, np.ones((2, 3)), comm)) == (
-        "one vector: expected an array of one dimension, got float64 (2, 3);"
-        " several tensors are given as a list"
-    )
-    assert refused(lambda comm: pto.parallel(np.sum, vector, comm, np.size)) == (
-        "cost: expected none for one vector, whose slices are equal"
-    )
-    assert refused(lambda comm: pto.parallel(np.sum, vector, comm, how="parts"), 2) == (
-        "sum: expected arrays of the slices that differ in their first dimension at most, got float64 ()"
-    )
-    assert refused(lambda comm: pto.parallel(lambda tensor: "four", [vector] * 2, comm, how="parts"), 2) == (
-        "<lambda>: the result of tensor 0: expected numbers, got <U4"
-    )
-    assert refused(lambda comm: pto.parallel(np.sum, [np.array(["a"])], comm)) == (
-        "tensor 0: expected numbers, got <U1"
-    )
+    assert transport.simulated.run(body, 2) == [says] * 2
 
 
 def test_results_that_change_their_shape_are_refused():

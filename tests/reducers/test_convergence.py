@@ -8,37 +8,16 @@ import functools
 import numpy as np
 import pytest
 
-from commlib import REDUCERS, Topology, density, make_reducer
-from commlib.reducers import ReducerWrapper
+from commlib import Topology, make_reducer
+from commlib.density import GTOPK_WARM_UP
 from commlib.transport import simulated
 from tests.extent import ALL, more
 
 RANKS = 4
 
 
-class WarmUp(ReducerWrapper):
-    """gTop-k's densities, one an epoch, and then the reducer's own."""
-
-    def __init__(self, reducer, steps_per_epoch):
-        super().__init__(reducer)
-        self.densities, self.steps_per_epoch = [*density.GTOPK_WARM_UP, reducer.density], steps_per_epoch
-
-    def _before(self, gradient):
-        own = self.densities[min(self.steps // self.steps_per_epoch, len(self.densities) - 1)]
-        if own != self.density:
-            self.set_density(own)
-        return gradient
-
-
-def reducer_for(comm, name, size, steps_per_epoch):
-    topology = Topology(comm, ranks_per_node=2)
-    if not REDUCERS[name].sparse:
-        return make_reducer(name, topology, size)
-    reducer = make_reducer(name, topology, size, density=0.01)
-    return WarmUp(reducer, steps_per_epoch)
-
-
-UNKNOWNS, STEPS = 300, 2000 if ALL else 1000
+UNKNOWNS, STEPS = 300, 2000 if ALL else 600
+DENSITIES = dict(zip(range(0, 250, 50), (*GTOPK_WARM_UP, 0.01), strict=True))  # from which step on
 
 
 @functools.cache
@@ -56,9 +35,11 @@ def least_squares_excess(name):
 
     def body(comm):
         curvature, constant = least_squares()[comm.rank]
-        reducer = reducer_for(comm, name, UNKNOWNS, steps_per_epoch=50)
+        reducer = make_reducer(name, Topology(comm, ranks_per_node=2), UNKNOWNS)
         weights = np.zeros(UNKNOWNS)
         for step in range(STEPS):
+            if reducer.sparse and step in DENSITIES:
+                reducer.set_density(DENSITIES[step])
             weights -= 0.02 * (1 - step / STEPS) * reducer.reduce(curvature @ weights - constant)
         return weights
 

@@ -9,7 +9,7 @@ from commlib import REDUCERS, Topology, bytes_sent, make_reducer
 from commlib.transport import simulated
 from tests.extent import ALL, examples
 
-STEPS, LARGEST = (50, 100_000) if ALL else (12, 20_000)
+STEPS, LARGEST = (50, 100_000) if ALL else (8, 20_000)
 WORLD_SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16]
 
 
@@ -20,7 +20,7 @@ def heavy_tails(rng, size, rank, step):
 def clustered(rng, size, rank, step):
     """Nearly everything in one region, which moves: what balanced regions are made for."""
     gradient = 1e-3 * rng.standard_normal(size)
-    first = (step // 10 * size // 5) % size
+    first = (step // 5 * size // 5) % size
     gradient[first : first + size // 20 + 1] += 10 * rng.standard_normal(
         len(gradient[first:][: size // 20 + 1])
     )

@@ -270,14 +270,11 @@ def test_every_rank_learns_what_one_of_them_has_different(name, options, ranks_p
         return messages
 
     seen = simulated.run(body, 5, ranks_per_node)
-    what = "density is {} on ranks {}".format if REDUCERS[name].sparse else "step is {} on ranks {}".format
-    usual, different = (0.1, 0.4) if REDUCERS[name].sparse else (1, 2)
+    setting, usual, different = ("density", 0.1, 0.4) if REDUCERS[name].sparse else ("step", 1, 2)
     for other in range(5):
-        groups = [(usual, [rank for rank in range(5) if rank != other]), (different, [other])]
-        named = ", ".join(
-            what(*group) if not place else f"{group[0]} on ranks {group[1]}"
-            for place, group in enumerate(sorted(groups, key=lambda group: group[1]))
-        )
+        rest = [rank for rank in range(5) if rank != other]
+        (first, one), (second, another) = sorted([(rest, usual), ([other], different)])
+        named = f"{setting} is {one} on ranks {first}, {another} on ranks {second}"
         expected = f"the reducer is not the same on all ranks: {named}"
         assert [messages[other] for messages in seen] == [expected] * 5
 

@@ -30,12 +30,8 @@ def test_a_workspace_gives_the_same_memory_again_in_the_length_and_type_that_are
     first[:] = 7
     shorter, bits = workspace.get("a", 4), workspace.get("a", 10, np.uint32)
     again = workspace.get("a", 10)
-    assert [each.dtype for each in (first, shorter, bits, again)] == [
-        *[np.float32] * 2,
-        np.uint32,
-        np.float32,
-    ]
-    assert [len(each) for each in (first, shorter, bits, again)] == [10, 4, 10, 10]
+    found = [(len(each), each.dtype) for each in (first, shorter, bits, again)]
+    assert found == [(10, np.float32), (4, np.float32), (10, np.uint32), (10, np.float32)]
     assert again.tolist() == [7] * 10 and np.shares_memory(first, bits)
     longer = workspace.get("a", 1000)
     assert len(longer) == 1000 and not np.shares_memory(longer, first)

@@ -13,7 +13,7 @@ from tests.reducers.test_promises import (  # noqa: F401 - collected here with t
     test_a_residual_that_cannot_be_flushed_is_refused,
     test_a_restored_reducer_continues_bitwise,
     test_a_state_of_another_reducer_or_world_is_refused,
-    test_a_wrong_dtype_is_refused,
+    test_a_wrong_shape_or_dtype_is_refused,
     test_dense_steps_equal_a_float64_reference,
     test_runs_repeat_bitwise,
     train,

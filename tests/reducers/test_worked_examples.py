@@ -152,39 +152,32 @@ OKTOPK_4 = [
 #   {0: 1, 10: 2, 20: 3, 40: 7}     {50: 5, 70: 9, 80: 6}
 #   {90: −9, 100: 4, 122: 2}        {138: −3, 140: 2, 150: −6}
 # The fourth largest magnitude is 6, at 80 and at 150: of ties, the lowest index. Applied: 40, 70, 80, 90.
-OKTOPK_4_MEAN = {40: 1.75, 70: 2.25, 80: 1.5, 90: -2.25}
-
-
-def test_oktopk_on_four_ranks_clears_local_and_global_indices_at_the_senders():
-    (step,) = run("oktopk", 160, 4, [OKTOPK_4], leftovers="sender")
-    assert step.mean == OKTOPK_4_MEAN
-    assert step.residuals == [
+OKTOPK_4_RESIDUALS = {
+    "sender": [
         {0: 8, 122: 2, 60: 1},  # 40 and 90 were applied
         {10: 2, 138: -3, 155: 1},  # 40 and 80
         {0: -7, 50: 5, 140: 2, 80: -1},  # 90; it holds 80 as well but did not send it
         {20: 3, 100: 4, 150: -6, 40: 1},  # 70
-    ]
-
-
-def test_oktopk_on_four_ranks_may_leave_the_sums_with_the_owners_of_the_regions():
-    (step,) = run("oktopk", 160, 4, [OKTOPK_4], leftovers="owner")
-    assert step.mean == OKTOPK_4_MEAN
+    ],
     # What was not selected stays where it is; sums that are not applied join it in the owner of their region.
-    assert step.residuals == [
+    "owner": [
         {60: 1} | {0: 1, 10: 2, 20: 3},
         {155: 1} | {50: 5},
         {80: -1} | {100: 4, 122: 2},
         {40: 1} | {138: -3, 140: 2, 150: -6},
-    ]
+    ],
+}
 
 
-@pytest.mark.parametrize("leftovers", ["sender", "owner"])
-def test_oktopk_on_four_ranks_sends_each_entry_to_one_owner_and_each_result_to_all(leftovers):
+@pytest.mark.parametrize("leftovers", OKTOPK_4_RESIDUALS)
+def test_oktopk_on_four_ranks_leaves_what_is_not_applied_with_senders_or_with_owners(leftovers):
+    (step,) = run("oktopk", 160, 4, [OKTOPK_4], leftovers=leftovers)
+    assert step.mean == {40: 1.75, 70: 2.25, 80: 1.5, 90: -2.25}
+    assert step.residuals == OKTOPK_4_RESIDUALS[leftovers]
     # To the owners, 8 bytes an entry: rank 0 sends 90 and 122; rank 1 10, 40 and 138; rank 2 0, 50 and 140;
     # rank 3 20, 70 and 100. The magnitudes of all regions (4, 3, 3, 3; 4 bytes each) go round, since the
     # threshold is due; then what is applied of them (1, 2, 1, 0; 8 bytes each). A rank hands on all but what
     # its right neighbour began with.
-    (step,) = run("oktopk", 160, 4, [OKTOPK_4], leftovers=leftovers)
     split, magnitudes, applied = [2, 3, 3, 3], [4, 3, 3, 3], [1, 2, 1, 0]
     assert step.sent_between_nodes == [
         8 * split[rank] + 4 * (13 - magnitudes[right]) + 8 * (4 - applied[right])
@@ -199,16 +192,17 @@ OKTOPK_3 = [{3: 18, 30: -12, 60: 6, 70: 3}, {10: 15, 33: 12, 61: -9, 3: 6}, {9: 
 # Applied: 3, 9 and 80. The global threshold is 18; the local ones are 6, 9 and 6.
 
 
-def test_oktopk_on_three_ranks():
-    (step,) = run("oktopk", 90, 3, [OKTOPK_3])
+@pytest.mark.parametrize(
+    ("leftovers", "residuals"),
+    [
+        ("sender", [{30: -12, 60: 6, 70: 3}, {3: 6, 10: 15, 33: 12, 61: -9}, {36: -6, 50: 3}]),
+        ("owner", [{70: 3, 10: 15, 30: -12}, {3: 6, 33: 12, 36: -6, 60: 6, 61: -9}, {50: 3}]),
+    ],
+)
+def test_oktopk_on_three_ranks(leftovers, residuals):
+    (step,) = run("oktopk", 90, 3, [OKTOPK_3], leftovers=leftovers)
     assert step.mean == {3: 6, 9: 7, 80: 8}
-    assert step.residuals == [{30: -12, 60: 6, 70: 3}, {3: 6, 10: 15, 33: 12, 61: -9}, {36: -6, 50: 3}]
-
-
-def test_oktopk_on_three_ranks_with_leftovers_at_the_owners():
-    (step,) = run("oktopk", 90, 3, [OKTOPK_3], leftovers="owner")
-    assert step.mean == {3: 6, 9: 7, 80: 8}
-    assert step.residuals == [{70: 3, 10: 15, 30: -12}, {3: 6, 33: 12, 36: -6, 60: 6, 61: -9}, {50: 3}]
+    assert step.residuals == residuals
 
 
 def test_oktopk_reuses_regions_and_thresholds_in_the_second_step():

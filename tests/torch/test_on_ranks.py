@@ -2,12 +2,11 @@
 
 import re
 import sys
-from importlib import import_module
 
 import pytest
 
 from tests.extent import more
-from tests.launching import ROOT, mpirun, python_on_ranks, run, tail
+from tests.launching import ROOT, mpirun, python_on_ranks, tail
 
 pytest.importorskip("torch", reason="PyTorch is not installed here: scripts/install.sh frameworks")
 
@@ -29,7 +28,7 @@ for _ in range(2):
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("processes", [2, 3, *more(4)])
+@pytest.mark.parametrize("processes", [3, *more(2, 4)])
 def test_the_same_tests_pass_on_real_ranks(processes):
     files = ("tests/torch/test_gradients.py", "tests/torch/test_local_steps.py")
     options = ("-q", "-x", "--color=no", "-p", "no:cacheprovider")
@@ -91,15 +90,3 @@ def test_the_programs_of_the_page_run(tmp_path):
     weights = re.findall(r"weights (.*)", local.stdout)
     assert len(weights) == 2
     assert len(set(weights)) == 1
-
-
-@pytest.mark.launch
-def test_ranks_of_torchrun_are_refused_with_the_way_to_start_them():
-    program = ("-c", "import commlib; commlib.transport.mpi.world()")
-    result = run("env", "WORLD_SIZE=2", "RANK=0", sys.executable, *program)
-    assert result.stderr.splitlines()[-1].endswith("cloudtrain launch -np 2 -- python my.py")
-    assert "(torchrun?)" in result.stderr
-
-
-def test_the_bench_runs_in_the_environment_of_the_frameworks():
-    assert import_module("benchmarks.torch_ddp").subjects

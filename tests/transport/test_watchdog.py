@@ -22,22 +22,30 @@ if comm.rank == 2:  # late, but it comes: when the others have asked for it
 with watchdog.waiting("step 6"):
     late.allgather_ints([1])
 print("all have come", flush=True)
-if comm.rank < 2:
+
+def step_7():
     with watchdog.waiting("step 7"):
         with watchdog.waiting("a comparison in it"):
             pass
         comm.allgather_ints([1])
+
+if comm.rank < 2:
+    {here}
 {elsewhere}
 """
 
 
 SECONDS = 8
-# What the late rank does then, and what the line says of it.
+# What two ranks do then, what the late one does, and what the line says of it.
 STALLS = {
-    "one-does-not-come": ("threading.Event().wait()", r"at step 7; ranks \[2\] have not come"),
+    "one-does-not-come": ("step_7()", "threading.Event().wait()", r"at step 7; ranks \[2\] have not come"),
     "all-wait-at-different-places": (
-        "with watchdog.waiting('the end of fit'): other.allgather_ints([1])",
+        *("step_7()", "with watchdog.waiting('the end of fit'): other.allgather_ints([1])"),
         r"at step 7; ranks \[2\] wait at the end of fit|at the end of fit; ranks \[0, 1\] wait at step 7",
+    ),
+    "outside-of-steps": (
+        *("comm.allgather_objects(comm.rank)", "threading.Event().wait()"),
+        r"at an exchange after step 6; ranks \[2\] have not come",
     ),
 }
 
@@ -46,46 +54,21 @@ STALLS = {
 def jobs():
     """Return what came of the jobs, which wait beside each other."""
 
-    def job(elsewhere):
-        return python_on_ranks(3, PROGRAM.format(seconds=SECONDS, elsewhere=elsewhere))
+    def job(here, elsewhere, _):
+        return python_on_ranks(3, PROGRAM.format(seconds=SECONDS, here=here, elsewhere=elsewhere))
 
     with ThreadPoolExecutor() as threads:
-        results = threads.map(job, [elsewhere for elsewhere, _ in STALLS.values()])
-        return dict(zip(STALLS, results, strict=True))
+        return dict(zip(STALLS, threads.map(job, *zip(*STALLS.values(), strict=True)), strict=True))
 
 
 @pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.parametrize("stall", STALLS)
 def test_a_rank_that_waits_too_long_names_the_others_and_ends_the_job(jobs, stall):
-    result, words = jobs[stall], STALLS[stall][1]
+    result, words = jobs[stall], STALLS[stall][-1]
     assert result.returncode != 0
     assert result.stdout.count("all have come") == 3, tail(result)
     line = rf"rank [012] of 3 on \S+ has waited \d+ s for other ranks ({words})\n"
-    assert re.search(line, result.stderr), tail(result)
-
-
-OUTSIDE = """
-import threading
-from commlib.transport import mpi
-
-comm = mpi.world()
-watchdog = comm.watchdog(2)
-with watchdog.waiting("step 6"):
-    comm.allgather_ints([1])
-if comm.rank == 1:
-    threading.Event().wait()
-comm.allgather_objects(comm.rank)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.launch
-def test_an_exchange_outside_of_steps_is_bounded_as_well():
-    result = python_on_ranks(2, OUTSIDE)
-    assert result.returncode != 0
-    place = r"at an exchange after step 6; ranks \[1\] have not come"
-    line = rf"rank 0 of 2 on \S+ has waited \d s for other ranks {place}\n"
     assert re.search(line, result.stderr), tail(result)
 
 
