@@ -385,6 +385,13 @@ def test_what_approximates_is_tried_only_where_it_is_named_and_never_picked(monk
     named, steps = tried_with(monkeypatch, seconds, own=[Candidate("arctopk")])
     assert "arctopk" in {each.candidate.reducer for each in named.trials}
     assert pick(named) == pick(given)
+    # of an earlier version, which tried nothing else beside dense
+    of_both = tuple(each for each in named.trials if each.candidate.reducer in ("dense", "arctopk"))
+    old = dataclasses.replace(named, trials=of_both)
+    expected = tuner.expect(old, Case(layout(2, 1), 20_011, 0.01))
+    assert tuner.choose(old, layout(2, 1), 20_011, 0.01).seconds == min(
+        seconds for each, seconds in expected.items() if tuner.is_pickable(each)
+    )
 
 
 def test_nor_is_less_than_the_spread_of_the_measurements(monkeypatch):

@@ -128,7 +128,8 @@ def choose(
     """
     case = Case(nodes, size, check_density(density), on_gpus)
     seconds = _expect_pickable(profile, case)
-    possible = [DENSE, *([each for each in tried(profile, case) if each in seconds] or seconds)]
+    measured = [each for each in tried(profile, case) if each in seconds and each != DENSE]
+    possible = [DENSE, *(measured or seconds)]
     if len(nodes) == 1:
         possible = [each for each in possible if not reducer_class(each.reducer).sparse]
     best = fastest = min(possible, key=lambda each: seconds[each])
