@@ -211,10 +211,9 @@ def planned(found: dict[str, Results]) -> str:
         return NOT_YET
     ratios = [record.more["planned_seconds"] / record.seconds.median for record in records]
     off = [abs(each - 1) for each in ratios]
-    near = sum(each <= 0.2 for each in off)
+    near, half = sum(each <= 0.2 for each in off), f"{median(off):.0%}"
     sources = from_docs(", ".join(race.link for race in races))
-    verdict = f"Of {len(off)} steps {near} are planned within 20 %, half within {median(off):.0%}"
-    verdict += f" ({sources}).\n"
+    verdict = f"Of {len(off)} steps {near} are planned within 20 %, half within {half} ({sources}).\n"
     rows = []
     for record, of_measured in zip(records, ratios, strict=True):
         case, of_step = record.case, (record.more["planned_seconds"], record.seconds.median)

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.emulated.__main__ import ADDRESSES, TIMED_OUT
+from benchmarks.emulated.__main__ import ADDRESSES, TIMED_OUT, exit_on_signal
 from commlib import LinkBytes
 from commlib.errors import InvalidArgument
 from training.bench.record import Record, Seconds, command
@@ -170,8 +170,7 @@ def cluster_until_end() -> Iterator[EmulatedCluster]:
 
     A failure ends this process with one line.
     """
-    leave = lambda number, frame: sys.exit(128 + number)  # noqa: E731
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, exit_on_signal) for number in (signal.SIGTERM, signal.SIGHUP)}
     with TemporaryDirectory(prefix="cloudtrain-bench-") as folder:
         cluster = EmulatedCluster(Path(folder))
         try:

@@ -183,6 +183,10 @@ def _status_of(process: "subprocess.Popen[bytes]", timeout: float | None) -> int
     return code if code >= 0 else 128 - code
 
 
+def exit_on_signal(number: int, frame: object) -> None:
+    sys.exit(128 + number)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -206,7 +210,7 @@ def main(arguments: Sequence[str]) -> int:
     cluster = Cluster(given.state.absolute())
     os.environ["PATH"] = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"  # cron and others may leave out sbin
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+        signal.signal(number, exit_on_signal)
     try:
         if given.action == "up":
             return up(cluster, given.nodes, given.rate, given.delay)
