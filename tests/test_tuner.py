@@ -377,6 +377,12 @@ def test_a_tenth_of_a_step_is_not_worth_another_reducer_than_dense(monkeypatch):
     assert pick(given).reducer == "hitopk"
 
 
+@pytest.mark.parametrize("density", [0, 1.5, float("nan")])
+def test_a_density_that_cannot_be_is_refused(density):
+    with pytest.raises(InvalidArgument, match="density"):
+        choose(1, density=density)
+
+
 def test_what_approximates_is_tried_only_where_it_is_named_and_never_picked(monkeypatch):
     seconds = CLOSE_TO_DENSE | {"hitopk": 0.8, "arctopk": 0.1, "powersgd": 0.2}
     given, steps = tried_with(monkeypatch, seconds)

@@ -21,6 +21,11 @@ def seconds_to_compute(comm):
     return comm.now() - start
 
 
+def test_a_rank_alone_computes_in_the_processor_time_that_it_takes_here():
+    (seconds,) = simulated.run(seconds_to_compute, 1, cores=1)
+    assert seconds == pytest.approx(WORK_SECONDS)
+
+
 @pytest.mark.parametrize("cores, times_as_long", [(1, 4), (2, 2), (4, 1), (9, 1)])
 def test_ranks_share_the_cores(cores, times_as_long):
     seconds = simulated.run(seconds_to_compute, 4, cores=cores)
