@@ -300,14 +300,25 @@ class SparseReducer(ResidualReducer):
         self.keeps_residual = not self.sends_all
         super().__init__(topology, size, **options)
         self.options = SparseOptions(**asdict(self.options), selector=selector, wire=wire)
-        self.selector = self._make_selector()
+        self.selectors = self._make_selectors(1)
         self.codec = self.kernels.make_codec(wire)
         self._check_all_is_sent(self.density)
-        self._selector_before = self.selector.state_dict()
 
-    def _make_selector(self) -> Selector:
-        """Return a new selector, unused if ``sends_all``."""
-        return self.kernels.make_selector("exact" if self.sends_all else self.options.selector)
+    def _make_selectors(self, number: int) -> list[Selector]:
+        """Return new selectors, one for each selection of a step; unused if ``sends_all``."""
+        name = "exact" if self.sends_all else self.options.selector
+        return [self.kernels.make_selector(name) for _ in range(number)]
+
+    def _reduce(self, gradient: Float32 | SparseVector, buffer: AnyMeanBuffer) -> Outcome:
+        self._selectors_before = self._states_of_selectors()
+        return super()._reduce(gradient, buffer)
+
+    def _states_of_selectors(self) -> list[dict[str, Any]]:
+        return [each.state_dict() for each in self.selectors]
+
+    def _restore_selectors(self, states: Sequence[Mapping[str, Any]]) -> None:
+        for selector, state in zip(self.selectors, states, strict=True):
+            selector.load_state_dict(state)
 
     def _check_all_is_sent(self, density: float) -> None:
         """Raise ``InvalidArgument`` for options that contradict the selector ``all``."""
@@ -327,19 +338,19 @@ class SparseReducer(ResidualReducer):
     def set_density(self, density: float) -> None:
         self._check_all_is_sent(density)
         super().set_density(density)
-        # The old selector may remember a threshold for another k.
-        self.selector = self._make_selector()
+        # The old selectors may remember thresholds for another k.
+        self.selectors = self._make_selectors(len(self.selectors))
 
     def _discard(self) -> None:
         super()._discard()
-        self.selector.load_state_dict(self._selector_before)
+        self._restore_selectors(self._selectors_before)
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"selector": self.selector.state_dict()}
+        return super().state_dict() | {"selectors": self._states_of_selectors()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self.selector.load_state_dict(state["selector"])
+        self._restore_selectors(state["selectors"])
 
 
 class SelectingReducer(SparseReducer):
@@ -367,7 +378,6 @@ class SelectingReducer(SparseReducer):
         return self.layout.takes_entries or self.sends_all
 
     def _exchange(self, collected: Float32 | SparseVector) -> tuple[SparseVector, int]:
-        self._selector_before = self.selector.state_dict()
         selected = self._select(collected)
         combined = self._combine(selected)
         self._proposed = selected
@@ -381,15 +391,15 @@ class SelectingReducer(SparseReducer):
                 if isinstance(collected, SparseVector):
                     return collected
                 return SparseVector.from_dense(collected)
-        residual = self._decayed()
+        residual, (selector,) = self._decayed(), self.selectors
         with self.measure("select"):
             try:
                 if isinstance(collected, SparseVector):
                     accumulated[...] = residual
                     collected.add_to(accumulated)
-                    selected = self.selector.select(accumulated, self.k)
+                    selected = selector.select(accumulated, self.k)
                 else:
-                    selected = self.selector.select_sum(collected, residual, self.k, accumulated)
+                    selected = selector.select_sum(collected, residual, self.k, accumulated)
             except NonFiniteInput:
                 selected = non_finite(len(accumulated), self.arrays)
         with self.measure("combine"):

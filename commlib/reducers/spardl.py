@@ -148,6 +148,7 @@ class SparDL(SparseReducer):
         self._own = self.comm.rank % self._members
         self._first = self.comm.rank - self._own
         self._bounds = list(pairwise(partition(self.length, self._members).tolist()))
+        self.selectors = self._make_selectors(self._members)  # sums of more ranks have other thresholds
         self._summands: dict[int, tuple[Float32, Float32]] = {}  # of blocks that are not accumulated yet
         self._overwritten: list[list[SparseVector]] = []  # entries of each block, in the order of time
         self.state = SparDLState(-(-self._of_block // teams))
@@ -162,7 +163,6 @@ class SparDL(SparseReducer):
         self.state = SparDLState(-(-self._of_block // self.options.teams))
 
     def _exchange(self, collected: Float32) -> tuple[SparseVector, int]:
-        self._selector_before = self.selector.state_dict()
         self._overwritten, residual = [[] for _ in self._bounds], self._decayed()
         parts = [(collected[low:high], residual[low:high]) for low, high in self._bounds]
         self._summands = dict(enumerate(parts))
@@ -205,12 +205,13 @@ class SparDL(SparseReducer):
     def _take(self, block: int, k: int) -> SparseVector:
         """Return the ``k`` largest entries of a block, taken from it, or a NaN."""
         values, summands = self._block(block), self._summands.pop(block, None)
+        selector = self.selectors[block]
         with self.measure("select"):
             try:
                 if summands is None:
-                    selected = self.selector.select(values, k)
+                    selected = selector.select(values, k)
                 else:
-                    selected = self.selector.select_sum(*summands, k, values).copy()
+                    selected = selector.select_sum(*summands, k, values)
             except NonFiniteInput:
                 return non_finite(len(values), self.arrays)
             selected.subtract_from(values)

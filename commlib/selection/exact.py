@@ -21,35 +21,45 @@ class Exact(BlockSelector):
 
     The definition of HiTopKComm, equation 2, by the threshold search of its section 3.1 without the
     approximation. Where ``k`` is a large part of ``d``, or the large entries are in few blocks, the threshold
-    comes from all entries: one more pass. Neither is needed where a little less than the smallest magnitude
-    of the latest selection, which is tried first, is reached by ``k`` entries and not by many more.
+    comes from all entries: one more pass. Neither is needed where a threshold near that of the latest
+    selection, which is tried first, is reached by ``k`` entries and not by many more.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._guess: np.uint32 | None = None
+        self._latest: float | None = None  # the smallest magnitude that was selected
+        self._ratio = FIRST_RATIO  # of the threshold that is tried first to the latest
 
     def select_by_blocks(self, vector: Float32, maxima: Bits, k: int) -> SparseVector:
-        selected = select_exactly(vector, maxima, k, self.allocate, self._guess)
-        self._guess = np.float32(GUESSED * np.abs(selected.values).min()).view(np.uint32)
+        selected = self._near_the_latest(vector, maxima, k)
+        if selected is None:
+            selected = select_exactly(vector, maxima, k, self.allocate)
+        self._latest = float(np.abs(selected.values).min())
         return selected
 
+    def _near_the_latest(self, vector: Float32, maxima: Bits, k: int) -> SparseVector | None:
+        """Return what :func:`select_exactly` does; ``None`` where too few entries reach the guess, or many.
 
-def select_exactly(
-    vector: Float32, maxima: Bits, k: int, allocate: Allocate, guess: np.uint32 | None = None
-) -> SparseVector:
-    """Return the ``k`` entries of largest magnitude, see :meth:`BlockSelector.select_by_blocks`.
+        Residuals gather below the threshold, and grow: the next guess is a little nearer to what fits.
+        """
+        if self._latest is None:
+            return None
+        guess = np.float32(min(self._ratio * self._latest, LARGEST)).view(np.uint32)
+        candidates = reaching(vector, maxima, guess, most_candidates(k), k, self.allocate)
+        if candidates is None:
+            self._ratio = min(1.04 * self._ratio, 2.0)
+        elif candidates.nnz < k:
+            self._ratio = max(0.92 * self._ratio, 0.5)
+        else:
+            return keep_largest(candidates, k)
+        return None
 
-    ``guess``: the bits of a magnitude that a few more than ``k`` entries may reach; it changes no result.
-    """
+
+def select_exactly(vector: Float32, maxima: Bits, k: int, allocate: Allocate) -> SparseVector:
+    """Return the ``k`` entries of largest magnitude, see :meth:`BlockSelector.select_by_blocks`."""
     reach, candidates = partial(reaching, vector, maxima, enough=k, allocate=allocate), None
-    if guess is not None:
-        candidates = reach(guess, at_most=2 * k + BLOCK)
-        if candidates is not None and candidates.nnz < k:
-            candidates = None
-    # Measured: nearer to all blocks, too many entries reach the threshold.
-    if candidates is None and 5 * k <= 4 * len(maxima):
-        candidates = reach(kth_largest(maxima, k, spare=k // 16), at_most=4 * k + BLOCK)
+    if 5 * k <= 4 * len(maxima):  # measured: nearer to all blocks, too many entries reach the threshold
+        candidates = reach(kth_largest(maxima, k, spare=k // 16), at_most=most_candidates(k))
     if candidates is None:
         lowest = kth_largest(vector.view(np.uint32), k, spare=k)
         candidates = reach(lowest, at_most=2 * k + BLOCK)
@@ -57,7 +67,13 @@ def select_exactly(
     return keep_largest(candidates, k)
 
 
-GUESSED = 0.95  # of the smallest magnitude of a selection: the threshold of the next one
+def most_candidates(k: int) -> int:
+    """Return how many entries may reach a threshold that is used: more cost more than a pass to find one."""
+    return 4 * k + BLOCK
+
+
+FIRST_RATIO = 0.95
+LARGEST = float(np.finfo(np.float32).max)
 LEADING = 20  # the shift that leaves the sign-less leading bits: the exponent and three of the mantissa
 BINS = 1 << 11
 
