@@ -93,12 +93,25 @@ def subtract_at(vector: Float32, indices: Index, values: Float32) -> None:
 def are_missing(indices: Index, others: Index) -> npt.NDArray[np.bool_]:
     """Return for each of ``indices`` whether it is missing in ``others``; both are sorted."""
     missing = np.ones(len(indices), np.bool_)
-    j = 0
-    for i in range(len(indices)):
-        while j < len(others) and others[j] < indices[i]:
-            j += 1
-        missing[i] = j == len(others) or others[j] != indices[i]
+    i, j = 0, 0
+    while i < len(indices) and j < len(others):  # no branch to mispredict
+        own, other = indices[i], others[j]
+        missing[i] = own != other
+        i += own <= other
+        j += other <= own
     return missing
+
+
+@compiled
+def keep(indices: Index, values: Float32, mask: npt.NDArray[np.bool_]) -> tuple[Index, Float32]:
+    """Return the entries for which ``mask`` is true: NumPy's ``indices[mask]`` takes ten times as long."""
+    count = mask.sum()
+    kept_indices, kept_values = np.empty(count + 1, indices.dtype), np.empty(count + 1, np.float32)
+    filled = 0
+    for i in range(len(mask)):
+        kept_indices[filled], kept_values[filled] = indices[i], values[i]
+        filled += mask[i]  # a dropped one is overwritten by the next: no branch to mispredict
+    return kept_indices[:count], kept_values[:count]
 
 
 @compiled

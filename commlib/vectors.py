@@ -156,7 +156,9 @@ class SparseVector:
 
     def where(self, mask: npt.NDArray[np.bool_]) -> "SparseVector":
         """Return the entries for which ``mask``, one bool an entry, is true."""
-        return SparseVector.trusted(self.size, self.indices_or_range[mask], self.values[mask])
+        if is_on_gpu(self.values):
+            return SparseVector.trusted(self.size, self.indices_or_range[mask], self.values[mask])
+        return SparseVector.trusted(self.size, *entries.keep(self.indices_or_range, self.values, mask))
 
     def to_dense(self) -> Float32:
         """Return a new float32 array of shape ``(size,)``."""
@@ -197,7 +199,8 @@ class SparseVector:
         """Return entries ``low … high − 1`` as a vector of size ``high − low``; it shares the values."""
         if self.indices is None:
             return SparseVector.trusted(high - low, None, self.values[low:high])
-        bounds = module_of(self.indices).asarray([low, high])
+        # Of their type: else all indices would be converted.
+        bounds = module_of(self.indices).asarray([low, high], self.indices.dtype)
         first, last = np.searchsorted(self.indices, bounds).tolist()
         indices = (self.indices[first:last] - low).astype(index_dtype(high - low))
         return SparseVector.trusted(high - low, indices, self.values[first:last])
