@@ -11,6 +11,7 @@ Index = npt.NDArray[np.signedinteger[Any]]
 Bits = npt.NDArray[np.uint32]
 Words = npt.NDArray[np.uint64]
 
+ZERO = np.float32(0)
 MAGNITUDE = np.uint32(0x7FFF_FFFF)
 INFINITY = np.uint32(0x7F80_0000)
 STRIDE = 4096  # entries between two checks whether all were finite so far
@@ -125,7 +126,7 @@ def add_up_equal(indices: Index, values: Float32) -> int:
         if filled and indices[filled - 1] == indices[i]:
             values[filled - 1] += values[i]
         else:
-            indices[filled], values[filled] = indices[i], np.float32(0) + values[i]
+            indices[filled], values[filled] = indices[i], ZERO + values[i]
             filled += 1
     return filled
 
@@ -138,17 +139,16 @@ def merge_two(
     left, right, filled = 0, half, 0
     while left < half and right < len(indices):
         first, second = indices[left], indices[right]
+        own, other = values[left], values[right]  # read in any case: no branch to mispredict
         from_left, from_right = first <= second, second <= first  # both where they are equal
-        value = np.float32(0)
-        value += values[left] if from_left else np.float32(0)
-        value += values[right] if from_right else np.float32(0)
+        value = (ZERO + (own if from_left else ZERO)) + (other if from_right else ZERO)
         merged_indices[filled], merged_values[filled] = min(first, second), value
         left += from_left
         right += from_right
         filled += 1
     for rest, end in ((left, half), (right, len(indices))):
         for i in range(rest, end):
-            merged_indices[filled], merged_values[filled] = indices[i], np.float32(0) + values[i]
+            merged_indices[filled], merged_values[filled] = indices[i], ZERO + values[i]
             filled += 1
     return filled
 
