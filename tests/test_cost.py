@@ -340,13 +340,13 @@ def test_what_cannot_be_predicted_is_one_line(arguments, options, message):
     ("name", "entries", "messages"),
     [
         ("allgather", 8 * 400, 1),
-        ("gtopk", 3 * 4 * 400, 6),  # levels of the tree: added up, and selected from
+        ("gtopk", 3 * 4 * 400, 3),  # levels of the tree: added up, and selected from
         ("ssar_doubling", sum(2 * 40_000 * (1 - 0.99**ranks) for ranks in (1, 2, 4)), 3),  # sums of so many
         ("ssar_split", 8 * 400, 9),  # all are in one range
         ("dsar_split", 400, 8),
-        ("oktopk", 3 * 400, 9),
+        ("oktopk", 5 * 1.4 * 400, 9),  # of more than k: residuals grow
         ("hitopk", 2 * 100, 1 + 4),  # of the shard, from each node; and the sums of the node's shards
-        ("hioktopk", 3 * 100, 3 + 4),
+        ("hioktopk", 5 * 1.4 * 100, 3 + 4),
     ],
 )
 def test_entries_that_are_added_up_and_their_messages_take_their_time(name, entries, messages):

@@ -60,13 +60,16 @@ def _seconds(step: Step) -> LinkSeconds:
     return step.after_comparison(split + gather + regions + threshold)
 
 
+DRIFT = 1.4  # times k: what reaches a threshold on average, until it is found again, as residuals grow
+
+
 def _work(step: Step) -> Work:
-    """Select; split, reduce, gather the ``k`` entries of the result, and keep what is not in it.
+    """Select; split, reduce, gather the entries of the result, and keep what is not in it.
 
     With a lossy codec, the entries that were sent are decoded as well.
     """
-    k = step.k
-    moved = Work(entry=3 * k, coded=k, messages=step.world.size + 1)
+    k = min(step.size, DRIFT * step.k)
+    moved = Work(entry=5 * k, coded=k, messages=step.world.size + 1)
     work = step.selecting(step.size, k) + moved + step.placing(k)
     return work if step.codec.lossless else work + Work(entry=3 * k, coded=k, place=3 * k)
 

@@ -92,13 +92,13 @@ def _seconds(step: Step) -> LinkSeconds:
 def _work(step: Step) -> Work:
     """Accumulate; select once from every block; add up what comes, and keep what is overwritten.
 
-    Half of the blocks are accumulated apart, before something is added to them.
+    Half of the blocks are accumulated apart, before something is added to them, and then read once more.
     """
     members, k = _block(step)
     entries = k * members
     messages = members + (step.options["teams"] > 1)
-    moved = Work(entry=2 * entries, coded=2 * entries, place=2 * entries, messages=messages)
-    return step.selecting(step.size, entries) + Work(add=step.size / 2) + moved + step.placing(step.k)
+    moved = Work(entry=4 * entries, coded=2 * entries, place=2 * entries, messages=messages)
+    return step.selecting(step.size, entries) + Work(add=step.size) + moved + step.placing(step.k)
 
 
 @dataclass(frozen=True)
