@@ -95,10 +95,10 @@ def are_missing(indices: Index, others: Index) -> npt.NDArray[np.bool_]:
     """Return for each of ``indices`` whether it is missing in ``others``; both are sorted."""
     missing = np.ones(len(indices), np.bool_)
     i, j = 0, 0
-    while i < len(indices) and j < len(others):  # no branch to mispredict
+    while i < len(indices) and j < len(others):
         own, other = indices[i], others[j]
         missing[i] = own != other
-        i += own <= other
+        i += own <= other  # no branch to mispredict
         j += other <= own
     return missing
 

@@ -156,6 +156,7 @@ class SparseVector:
 
     def where(self, mask: npt.NDArray[np.bool_]) -> "SparseVector":
         """Return the entries for which ``mask``, one bool an entry, is true."""
+        assert len(mask) == self.nnz, "one bool an entry"
         if is_on_gpu(self.values):
             return SparseVector.trusted(self.size, self.indices_or_range[mask], self.values[mask])
         return SparseVector.trusted(self.size, *entries.keep(self.indices_or_range, self.values, mask))

@@ -345,6 +345,7 @@ def test_what_cannot_be_predicted_is_one_line(arguments, options, message):
         ("ssar_split", 8 * 400, 9),  # all are in one range
         ("dsar_split", 400, 8),
         ("oktopk", 5 * 1.4 * 400, 9),  # of more than k: residuals grow
+        ("spardl", 4 * 400, 8),
         ("hitopk", 2 * 100, 1 + 4),  # of the shard, from each node; and the sums of the node's shards
         ("hioktopk", 5 * 1.4 * 100, 3 + 4),
     ],

@@ -42,7 +42,7 @@ def _seconds(step: Step) -> LinkSeconds:
 
 
 def _work(step: Step) -> Work:
-    """Select; on each level of the tree merge two selections and select; hand the result down."""
+    """Select; on each level of the tree merge two selections and select; hand the result down as it is."""
     levels, k = (step.world.size - 1).bit_length(), step.k
     merges = Work(entry=4 * k * levels, coded=k * levels, messages=levels)
     return step.selecting(step.size, k) + merges + step.rounding(k) + step.placing(k)

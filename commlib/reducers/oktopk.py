@@ -60,7 +60,7 @@ def _seconds(step: Step) -> LinkSeconds:
     return step.after_comparison(split + gather + regions + threshold)
 
 
-DRIFT = 1.4  # times k: what reaches a threshold on average, until it is found again, as residuals grow
+DRIFT = 1.4  # times k, as residuals grow until a threshold is found again: fitted to docs/validation.md
 
 
 def _work(step: Step) -> Work:

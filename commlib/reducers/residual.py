@@ -301,6 +301,7 @@ class SparseReducer(ResidualReducer):
         super().__init__(topology, size, **options)
         self.options = SparseOptions(**asdict(self.options), selector=selector, wire=wire)
         self.selectors = self._make_selectors(1)
+        self._selectors_before = self._states_of_selectors()
         self.codec = self.kernels.make_codec(wire)
         self._check_all_is_sent(self.density)
 
@@ -349,6 +350,8 @@ class SparseReducer(ResidualReducer):
         return super().state_dict() | {"selectors": self._states_of_selectors()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if len(state.get("selectors", ())) != len(self.selectors):
+            raise InvalidArgument(f"state: expected one of {len(self.selectors)} selectors, got another")
         super().load_state_dict(state)
         self._restore_selectors(state["selectors"])
 
@@ -391,7 +394,8 @@ class SelectingReducer(SparseReducer):
                 if isinstance(collected, SparseVector):
                     return collected
                 return SparseVector.from_dense(collected)
-        residual, (selector,) = self._decayed(), self.selectors
+        residual = self._decayed()
+        (selector,) = self.selectors
         with self.measure("select"):
             try:
                 if isinstance(collected, SparseVector):

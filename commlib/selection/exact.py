@@ -22,7 +22,8 @@ class Exact(BlockSelector):
     The definition of HiTopKComm, equation 2, by the threshold search of its section 3.1 without the
     approximation. Where ``k`` is a large part of ``d``, or the large entries are in few blocks, the threshold
     comes from all entries: one more pass. Neither is needed where a threshold near that of the latest
-    selection, which is tried first, is reached by ``k`` entries and not by many more.
+    selection, which is tried first, is reached by ``k`` entries and not by many more. What that threshold is
+    changes no result, so it is no state.
     """
 
     def __init__(self) -> None:
@@ -38,18 +39,18 @@ class Exact(BlockSelector):
         return selected
 
     def _near_the_latest(self, vector: Float32, maxima: Bits, k: int) -> SparseVector | None:
-        """Return what :func:`select_exactly` does; ``None`` where too few entries reach the guess, or many.
+        """Return what :func:`select_exactly` does; ``None`` where too few or too many reach the guess.
 
-        Residuals gather below the threshold, and grow: the next guess is a little nearer to what fits.
+        Residuals grow, and gather below the threshold: the next guess is then lower or higher.
         """
         if self._latest is None:
             return None
         guess = np.float32(min(self._ratio * self._latest, LARGEST)).view(np.uint32)
-        candidates = reaching(vector, maxima, guess, most_candidates(k), k, self.allocate)
+        candidates = reaching(vector, maxima, guess, most_candidates(k, len(maxima)), k, self.allocate)
         if candidates is None:
-            self._ratio = min(1.04 * self._ratio, 2.0)
+            self._ratio = min(RAISED * self._ratio, HIGHEST_RATIO)
         elif candidates.nnz < k:
-            self._ratio = max(0.92 * self._ratio, 0.5)
+            self._ratio = max(LOWERED * self._ratio, LOWEST_RATIO)
         else:
             return keep_largest(candidates, k)
         return None
@@ -58,8 +59,8 @@ class Exact(BlockSelector):
 def select_exactly(vector: Float32, maxima: Bits, k: int, allocate: Allocate) -> SparseVector:
     """Return the ``k`` entries of largest magnitude, see :meth:`BlockSelector.select_by_blocks`."""
     reach, candidates = partial(reaching, vector, maxima, enough=k, allocate=allocate), None
-    if 5 * k <= 4 * len(maxima):  # measured: nearer to all blocks, too many entries reach the threshold
-        candidates = reach(kth_largest(maxima, k, spare=k // 16), at_most=most_candidates(k))
+    if _are_few(k, len(maxima)):
+        candidates = reach(kth_largest(maxima, k, spare=k // 16), at_most=most_candidates(k, len(maxima)))
     if candidates is None:
         lowest = kth_largest(vector.view(np.uint32), k, spare=k)
         candidates = reach(lowest, at_most=2 * k + BLOCK)
@@ -67,12 +68,19 @@ def select_exactly(vector: Float32, maxima: Bits, k: int, allocate: Allocate) ->
     return keep_largest(candidates, k)
 
 
-def most_candidates(k: int) -> int:
-    """Return how many entries may reach a threshold that is used: more cost more than a pass to find one."""
-    return 4 * k + BLOCK
+def _are_few(k: int, blocks: int) -> bool:
+    """Return whether ``k`` is few of all blocks: of more, too many entries reach a threshold (measured)."""
+    return 5 * k <= 4 * blocks
 
 
-FIRST_RATIO = 0.95
+def most_candidates(k: int, blocks: int) -> int:
+    """Return how many entries may reach a threshold: with more, a pass that finds a better one is cheaper."""
+    return (4 if _are_few(k, blocks) else 2) * k + BLOCK
+
+
+# The guess over the latest threshold: at first, what it is multiplied by after a miss, and its bounds.
+FIRST_RATIO, RAISED, LOWERED = 0.95, 1.04, 0.92
+LOWEST_RATIO, HIGHEST_RATIO = 0.5, 2.0
 LARGEST = float(np.finfo(np.float32).max)
 LEADING = 20  # the shift that leaves the sign-less leading bits: the exponent and three of the mantissa
 BINS = 1 << 11

@@ -126,7 +126,9 @@ def test_a_gradient_of_the_other_memory_is_refused_not_copied(on_gpu, expected):
 def test_a_gpu_that_is_full_names_what_the_reducer_holds():
     def body(comm):
         reducer = make_reducer("hitopk", Topology(comm), size=1000)
-        reducer.selector.select_sum = Mock(side_effect=MemoryError("Out of memory allocating 4,096 bytes"))
+        reducer.selectors[0].select_sum = Mock(
+            side_effect=MemoryError("Out of memory allocating 4,096 bytes")
+        )
         reducer.reduce(comm.arrays.zeros(1000, np.float32))
 
     held = "held by it, in bytes: residual 2,000, spare 2,000"

@@ -105,22 +105,26 @@ def test_spardl_keeps_with_each_rank_what_it_held_where_nothing_was_applied():
     np.testing.assert_allclose(5 * means[0] + np.sum(residuals, axis=0), given, atol=1e-5)
 
 
-def test_spardl_reuses_the_threshold_of_each_block_for_that_block():
+def test_spardl_reuses_the_threshold_of_each_block_for_that_block_until_its_density_changes():
     def body(comm):
-        reducer = make_reducer("spardl", Topology(comm), SIZE, density=0.04, selector="reused")
-        scales = np.repeat(np.float32([1, 10, 100, 1000]), SIZE // 4)
-        counts = []
+        options = {"density": 0.04, "selector": "reused", "decay": 0.01}  # a residual would raise the counts
+        reducer = make_reducer("spardl", Topology(comm), 8000, **options)
+        scales = np.repeat(np.float32([1, 10, 100, 1000]), 2000)
+        states = []
         for step in range(2):
-            mean = reducer.reduce(scales * drawn(comm.rank, step))
-            counts.append([np.count_nonzero(part) for part in np.split(mean, 4)])
-        return counts, reducer.state_dict()["selectors"]
+            reducer.reduce(scales * drawn(comm.rank, step, 8000))
+            states.append(reducer.state_dict()["selectors"])
+        with pytest.raises(InvalidArgument, match="^state: expected one of 4 selectors, got another$"):
+            reducer.load_state_dict({**reducer.state_dict(), "selectors": [{}]})
+        reducer.set_density(0.08)
+        return [*states, reducer.state_dict()["selectors"]]
 
-    for counts, states in simulated.run(body, 4):
-        assert counts[0] == [10] * 4
-        assert all(5 <= count <= 20 for count in counts[1])
-        thresholds = np.array([state["threshold"] for state in states], np.uint32).view(np.float32)
+    for first, second, changed in simulated.run(body, 4):
+        thresholds = np.array([state["threshold"] for state in first], np.uint32).view(np.float32)
         assert (thresholds[1:] > 3 * thresholds[:-1]).all()
-        assert [state["calls"] for state in states] == [2] * 4
+        assert [state["calls"] for state in second] == [2] * 4
+        assert [state["threshold"] for state in second] == [state["threshold"] for state in first]
+        assert changed == [{"calls": 0, "threshold": 0}] * 4
 
 
 @pytest.mark.parametrize("teams", [2, 3, 6])

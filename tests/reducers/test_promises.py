@@ -84,6 +84,7 @@ CASES |= {
     "spardl-fp16-decay": ("spardl", {"density": 0.05, "wire": "fp16", "decay": 0.75}),
     "spardl-gap+qsgd4": ("spardl", {"density": 0.05, "wire": "gap+qsgd4"}),
     "spardl-one-entry": ("spardl", {"density": 1e-9, "selector": "reused"}),
+    "spardl-reused": ("spardl", {"density": 0.05, "selector": "reused"}),
     "spardl-past-delta": ("spardl", {"density": 0.7}),
     "arctopk": ("arctopk", {"density": 0.05, "row": 16, "sketch": 2}),
     "arctopk-one-row-decay": ("arctopk", {"density": 1e-9, "decay": 0.75}),
@@ -111,7 +112,8 @@ WAYS = [
     *REDUCERS,
     *("dense-hadamard4", "torus2d-qsgd4", "allgather-fp16-decay", "allgather-reused", "gtopk-past-delta"),
     *("oktopk-owner-fp16-decay", "oktopk-past-delta"),
-    *("exdyna-past-delta", "exdyna-hierarchical", "spardl-gap+qsgd4", "powersgd-hierarchical"),
+    *("exdyna-past-delta", "exdyna-hierarchical", "spardl-gap+qsgd4", "spardl-reused"),
+    "powersgd-hierarchical",
     *("hitopk-bitmap+qsgd4", "hioktopk-dgc", "dsar_split-qsgd4", "ssar_split-all", "oktopk-all"),
 ]
 LEVELS = ("torus2d", "hitopk", "hioktopk", "hierarchical")  # what goes another way with more ranks a node

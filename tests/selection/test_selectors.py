@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commlib import SELECTORS, InvalidArgument, NonFiniteInput, select, vectors
-from commlib.selection import base, make_selector
+from commlib.selection import base, exact, make_selector
 from tests.extent import examples, more
 
 
@@ -115,6 +116,25 @@ def test_what_was_selected_before_changes_no_selection(name):
         for factor in (1, 1, 0.96, 0.5, 3):
             each = np.clip(np.float64(factor) * vector, -3e38, 3e38).astype(np.float32)
             assert selector.select(each, k).indices.tolist() == select(name, each, k).indices.tolist()
+
+
+def test_exact_selections_mostly_begin_with_what_fits(monkeypatch):
+    searches = Mock(side_effect=exact.select_exactly)
+    monkeypatch.setattr(exact, "select_exactly", searches)
+    selector, residual = make_selector("exact"), np.zeros(65_539, np.float32)
+    for step in range(40):
+        residual += np.random.default_rng(step).standard_normal(len(residual), np.float32)
+        residual[selector.select(residual, 66).indices] = 0
+    assert searches.call_count <= 20
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_guess_is_no_larger_than_the_largest_number():
+    vector = np.where(np.arange(300) % 50, 1, 1.01) * np.linspace(1, 0.999, 300)
+    selector = make_selector("exact")
+    for step in range(32):
+        grown = (min(1e36 * 1.25**step, 3.3e38) * vector).astype(np.float32)
+        assert (selector.select(grown, 3).indices == CASES["exact"].indices(grown, 3)).all()
 
 
 # None, one, and sizes around the blocks of 64, the buckets of 512, and the histograms' 1,024 bins.
