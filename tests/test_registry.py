@@ -163,6 +163,7 @@ NO_SUCH_OPTION = "has no such option (its options:"
         ("toys.leaving:X", ": importing toys.leaving raised SystemExit: 3"),
         ("toys.misspelt:X", "toys.misspelt raised SyntaxError: invalid syntax (misspelt.py, line 1)"),
         ("toys.reducers:build", ": expected a subclass of Reducer, got <function build at "),
+        ("collections:Counter", ": expected a subclass of Reducer, got <class 'collections.Counter'>"),
         ("toys.reducers:Unfinished", ": Unfinished does not define _reduce"),
         ("both", "expected one installed package that provides it, got toys.reducers:Fixed, toys.reducers:R"),
         ("no_class", ": expected an entry point package.module:Name, got "),
