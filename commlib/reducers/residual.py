@@ -300,15 +300,15 @@ class SparseReducer(ResidualReducer):
         self.keeps_residual = not self.sends_all
         super().__init__(topology, size, **options)
         self.options = SparseOptions(**asdict(self.options), selector=selector, wire=wire)
-        self.selectors = self._make_selectors(1)
-        self._selectors_before = self._states_of_selectors()
+        self._renew_selectors(1)
         self.codec = self.kernels.make_codec(wire)
         self._check_all_is_sent(self.density)
 
-    def _make_selectors(self, number: int) -> list[Selector]:
-        """Return new selectors, one for each selection of a step; unused if ``sends_all``."""
+    def _renew_selectors(self, number: int) -> None:
+        """Make new selectors, one for each selection of a step; unused if ``sends_all``."""
         name = "exact" if self.sends_all else self.options.selector
-        return [self.kernels.make_selector(name) for _ in range(number)]
+        self.selectors: list[Selector] = [self.kernels.make_selector(name) for _ in range(number)]
+        self._selectors_before = self._states_of_selectors()
 
     def _reduce(self, gradient: Float32 | SparseVector, buffer: AnyMeanBuffer) -> Outcome:
         self._selectors_before = self._states_of_selectors()
@@ -340,7 +340,7 @@ class SparseReducer(ResidualReducer):
         self._check_all_is_sent(density)
         super().set_density(density)
         # The old selectors may remember thresholds for another k.
-        self.selectors = self._make_selectors(len(self.selectors))
+        self._renew_selectors(len(self.selectors))
 
     def _discard(self) -> None:
         super()._discard()

@@ -148,8 +148,7 @@ class SparDL(SparseReducer):
         self._own = self.comm.rank % self._members
         self._first = self.comm.rank - self._own
         self._bounds = list(pairwise(partition(self.length, self._members).tolist()))
-        self.selectors = self._make_selectors(self._members)  # sums of more ranks have other thresholds
-        self._selectors_before = self._states_of_selectors()
+        self._renew_selectors(self._members)  # sums of more ranks have other thresholds
         self._summands: dict[int, tuple[Float32, Float32]] = {}  # of blocks that are not accumulated yet
         self._overwritten: list[list[SparseVector]] = []  # entries of each block, in the order of time
         self.state = SparDLState(-(-self._of_block // teams))

@@ -46,7 +46,7 @@ class Exact(BlockSelector):
         if self._latest is None:
             return None
         guess = np.float32(min(self._ratio * self._latest, LARGEST)).view(np.uint32)
-        candidates = reaching(vector, maxima, guess, most_candidates(k, len(maxima)), k, self.allocate)
+        candidates = reaching(vector, maxima, guess, _most_candidates(k, len(maxima)), k, self.allocate)
         if candidates is None:
             self._ratio = min(RAISED * self._ratio, HIGHEST_RATIO)
         elif candidates.nnz < k:
@@ -60,7 +60,7 @@ def select_exactly(vector: Float32, maxima: Bits, k: int, allocate: Allocate) ->
     """Return the ``k`` entries of largest magnitude, see :meth:`BlockSelector.select_by_blocks`."""
     reach, candidates = partial(reaching, vector, maxima, enough=k, allocate=allocate), None
     if _are_few(k, len(maxima)):
-        candidates = reach(kth_largest(maxima, k, spare=k // 16), at_most=most_candidates(k, len(maxima)))
+        candidates = reach(kth_largest(maxima, k, spare=k // 16), at_most=_most_candidates(k, len(maxima)))
     if candidates is None:
         lowest = kth_largest(vector.view(np.uint32), k, spare=k)
         candidates = reach(lowest, at_most=2 * k + BLOCK)
@@ -73,7 +73,7 @@ def _are_few(k: int, blocks: int) -> bool:
     return 5 * k <= 4 * blocks
 
 
-def most_candidates(k: int, blocks: int) -> int:
+def _most_candidates(k: int, blocks: int) -> int:
     """Return how many entries may reach a threshold: with more, a pass that finds a better one is cheaper."""
     return (4 if _are_few(k, blocks) else 2) * k + BLOCK
 
