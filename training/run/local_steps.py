@@ -16,10 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 from commlib import Exchange, Report, Topology, make_reducer
-from commlib.arrays import copy_of, empty, to_host
+from commlib.arrays import empty, to_host
 from commlib.reducers.report import StageSeconds, merged
 from commlib.rounds import OuterSgd, Pace, Rounds, Weights, entries_in, fragment_bounds
-from commlib.tensorflow import DistributedGradients, array_of, cut_up, tensor_of
+from commlib.tensorflow import DistributedGradients, array_of, tensor_of
 from commlib.topology import Traffic
 from commlib.vectors import Float32, is_finite
 from training.checkpoint.serialization import parsed
@@ -40,21 +40,39 @@ class FlatVariables:
 
     def read(self, part: slice = ALL) -> Float32:
         """Return a copy of the vector, or of a ``part``."""
-        own = [self._flat(number)[entries] for number, entries in entries_in(part, self._sizes)]
-        return copy_of(array_of(tf.concat(own, axis=0), self._arrays))
+        places, low = entries_in(part, self._sizes), 0
+        vector = empty(sum(entries.stop - entries.start for _, entries in places), self._arrays)
+        for number, entries in places:
+            own = self._values(number)[entries]
+            vector[low : low + len(own)] = own
+            low += len(own)
+        return vector
 
     def write(self, vector: Float32, part: slice = ALL) -> None:
         """Assign values, which are copied: TensorFlow keeps the memory that it is given."""
-        places, values = entries_in(part, self._sizes), tensor_of(copy_of(vector))
-        parts = cut_up(values, [(entries.stop - entries.start,) for _, entries in places])
-        for (number, entries), own in zip(places, parts, strict=True):
-            if len(own) < self._sizes[number]:
-                flat = self._flat(number)
-                own = tf.concat([flat[: entries.start], own, flat[entries.stop :]], axis=0)
-            self._variables[number].assign(tf.reshape(own, self._variables[number].shape))
+        low = 0
+        for number, entries in entries_in(part, self._sizes):
+            own, high = empty(self._sizes[number], self._arrays), low + entries.stop - entries.start
+            if high - low < len(own):
+                own[...] = self._values(number)
+            own[entries] = vector[low:high]
+            self._variables[number].assign(tf.reshape(tensor_of(own), self._variables[number].shape))
+            low = high
 
-    def _flat(self, number: int) -> Any:
-        return tf.reshape(self._variables[number], [-1])
+    def _values(self, number: int) -> Float32:
+        """Return the entries of a variable, for reading until it changes."""
+        values: Float32 = array_of(tf.convert_to_tensor(self._variables[number]), self._arrays)
+        return values.reshape(-1)
+
+
+def values_of(variables: Sequence[Any], memory: list[Any]) -> list[Any]:
+    """Return the values of variables, in ``memory``, the result of an earlier call, or else in new arrays."""
+    values = [np.asarray(tf.convert_to_tensor(variable)) for variable in variables]
+    if not memory:
+        return [value.copy() for value in values]
+    for own, value in zip(memory, values, strict=True):
+        own[...] = value
+    return memory
 
 
 class LocalSteps(Exchange):
@@ -85,7 +103,9 @@ class LocalSteps(Exchange):
         self._optimizer = [optimizer.iterations, *chain.from_iterable(self._slots)]
         self._restored = [*self._optimizer, *changed]
         self._before: list[Any] = []  # the values of ``_restored`` at the begin of the round
+        self._spare: list[Any] = []  # memory for the next ones
         self._submitted: dict[int, Any] = {}
+        self._own = empty(gradients.size, self._arrays)
         self.weights = FlatVariables(variables, self._arrays)
         velocity: Float32 | None = None if before is None else before.rounds.outer.velocity
         outer = phase.outer or Outer()
@@ -124,7 +144,7 @@ class LocalSteps(Exchange):
         if not self.in_round:
             self.rounds.begin(self.weights.read())
         if not self._before:
-            self._before = [variable.numpy() for variable in self._restored]
+            self._before, self._spare = values_of(self._restored, self._spare), []
 
     def submit(self, bucket: int, gradient: Any) -> None:
         self._submitted[bucket] = gradient
@@ -141,13 +161,14 @@ class LocalSteps(Exchange):
         """
         parts = [self._submitted[bucket] for bucket in sorted(self._submitted)]
         self._submitted.clear()
-        vector = parts[0] if len(parts) == 1 else self._arrays.concatenate(parts)
+        own, report = self._own, NOTHING_EXCHANGED
         if self._node is None:
-            own, report = copy_of(vector), NOTHING_EXCHANGED
+            self._arrays.concatenate(parts, out=own)
             self.rounds.failed |= not is_finite(own)
         else:
+            vector = parts[0] if len(parts) == 1 else self._arrays.concatenate(parts)
             with self._guard():
-                own = self._node_reducer.reduce(vector, out=empty(len(vector), self._arrays))
+                self._node_reducer.reduce(vector, out=own)
             assert self._node_reducer.last is not None
             report = replace(self._node_reducer.last, selected=0, applied=0, flags=0)
             self.rounds.failed |= not report.finite
@@ -177,9 +198,9 @@ class LocalSteps(Exchange):
         """Restore all but the weights where the exchange with this report, if there was one, was skipped."""
         if report is not None:
             if not report.finite:
-                assign(self._restored, self._before)
+                assign(self._restored, self._before)  # TensorFlow may keep their memory
                 self.pace.restart()
-            self._before = []
+            self._before, self._spare = [], self._before if report.finite else []
 
     def abandon_round(self) -> None:
         """Return to the common weights, where a run ends within a round; what is under way is waited for."""
@@ -255,7 +276,7 @@ class LocalSteps(Exchange):
                 "weights": to_host(self.weights.read()),
                 "failed": rounds.failed,
                 "pace": self.pace.state_dict(),
-                "before": list(self._before),
+                "before": [value.copy() for value in self._before],
                 "report": None if report is None else json.dumps(asdict(report), default=int),
                 "ahead": None if rounds.ahead is None else to_host(rounds.ahead),
             }
@@ -271,7 +292,7 @@ class LocalSteps(Exchange):
         assign(self._optimizer, state["optimizer"])
         if (found := state["round"]) is not None:
             rounds.begin(self.weights.read())
-            rounds.failed, self._before = found["failed"], list(found["before"])
+            rounds.failed, self._before = found["failed"], [np.array(value) for value in found["before"]]
             self.pace.load_state_dict(found["pace"])
             self.weights.write(self._vector(found["weights"]))
             rounds.ahead = self._vector(found["ahead"])
