@@ -122,7 +122,7 @@ def record_of(case: Json, told: Mapping[str, Any], samples: Sequence[tuple[float
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
     header = ["link", "ranks", "variant", "ms a step", "kB in any 100 ms at most"]
-    shares = ["of the exchange hidden", "of the slowest rank's", "computing, of all time"]
+    shares = ["of the exchange hidden", "computing, of all time"]
     lines = [
         [
             rate_in_words(each["case"]["rate"]),
@@ -131,18 +131,11 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
             f"{1e3 * each['seconds']['median'] / each['steps']:.1f}",
             f"{each['peak_bytes'] / 1e3:,.0f}",
             f"{100 * each['hidden_share']:.0f} %",
-            f"{100 * _of_slowest(each):.0f} %",
             f"{100 * each['utilisation']:.0f} %",
         ]
         for each in records
     ]
     return markdown([*header, *shares], lines)
-
-
-def _of_slowest(record: Mapping[str, Any]) -> float:
-    """Return the share of exchanges that was hidden on the rank that computes the longest."""
-    rank = int(np.argmax(record["computing"]))
-    return float(record["hidden"][rank] / (record["busy"][rank] or 1.0))
 
 
 def draw(path: Path, records: Sequence[Mapping[str, Any]]) -> None:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ PROGRAMS = _BESIDE if (_BESIDE / "cloudtrain").exists() else _IN_A_CLONE
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NODE_PATH = f"{PROGRAMS}:{SYSTEM_PATH}"
 PATIENCE_SECONDS = 20.0
+AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 MARK = "settings.json"  # distinguishes the folder of a cluster from others: written first, removed last
 
 SSH_CONFIG = """\
@@ -181,6 +182,9 @@ class Cluster:
         # Without PAM, sshd refuses users whose password is locked, as root's often is.
         (self.state / "shadow").write_text(f"{pwd.getpwuid(0).pw_name}:*:19000::::::\n")
         (self.state / "empty").mkdir(mode=0o700)
+        with suppress(OSError):  # else each node is a session, and ranks share a core unequally
+            (self.state / "autogroup").write_text(AUTOGROUP.read_text())
+            AUTOGROUP.write_text("0")
 
     def _wait_for(self, switch: "subprocess.Popen[bytes]") -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -213,6 +217,8 @@ class Cluster:
             with (self.state / "switch.pid").open() as file:
                 os.kill(switch, signal.SIGKILL)
                 fcntl.flock(file, fcntl.LOCK_EX)  # free when the last process of all nodes is gone
+        with suppress(OSError):
+            AUTOGROUP.write_text((self.state / "autogroup").read_text())
         for entry in sorted(self._entries(), key=lambda each: each.name == MARK):
             if entry.is_dir():
                 shutil.rmtree(entry)
