@@ -251,6 +251,7 @@ CLAIMS = (
     Claim(STEP_OF_MLP, "race", STEP, "hitopk", RING),
     Claim(MLP_TO_91, "race", ACCURACY, "hitopk", RING),
     Claim(MLP_TO_91, "race", ACCURACY, "oktopk", RING),
+    Claim(MLP_TO_91, "race", ACCURACY, "auto", RING),
     Claim(STEP_OF_MLP, "race-all", STEP, "hitopk", TORUS),
     Claim(STEP_OF_MLP, "race-all", STEP, "hitopk", BARE),
     Claim("a step in PyTorch, 10 M weights", "torch-ddp", {"network": "wide"}, "hitopk, gap+fp16", GLOO),
