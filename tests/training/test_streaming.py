@@ -29,6 +29,7 @@ from tests.training.streamed import (
 )
 from training.config.records import Outer
 from training.models import MODELS
+from training.run.local_steps import FlatVariables
 
 VARIABLES = [(7,), (), (5, 4), (2, 3, 2), (3,), (17,)]
 
@@ -192,6 +193,20 @@ def drawn_shapes(seed):
     return [
         tuple(random.integers(1, 20, random.integers(0, 4)).tolist()) for _ in range(random.integers(1, 30))
     ]
+
+
+def test_a_part_of_the_weights_is_read_and_written_in_the_middle_of_variables():
+    variables = [keras.Variable(np.full(shape, 1.0, np.float32)) for shape in [(3, 2), (), (4,)]]
+    weights = FlatVariables(variables, np)
+    expected = np.ones(11, np.float32)
+    expected[4:9] = written = np.arange(2, 7, dtype=np.float32)
+    weights.write(written, slice(4, 9))
+    read = weights.read(slice(3, 10))
+    written[...] = 0  # what was written is a copy
+    weights.write(np.ones(2, np.float32), slice(0, 2))
+    np.testing.assert_array_equal(weights.read(), expected)
+    np.testing.assert_array_equal(read, expected[3:10])
+    assert [variable.shape for variable in variables] == [(3, 2), (), (4,)]
 
 
 @pytest.mark.parametrize("seed", range(20))
