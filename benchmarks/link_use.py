@@ -103,7 +103,6 @@ def record_of(case: Json, told: Mapping[str, Any], samples: Sequence[tuple[float
     by_node = [np.interp(grid, times, of_node) for of_node in sent.T]
     busiest = max(by_node, key=lambda each: float(each[-1] - each[0]))
     window = round(WINDOW_SECONDS / SAMPLE_SECONDS)
-    whole = begun[-1] - begun[0]
     return {
         "bench": "local steps, link",
         "case": case,
@@ -111,7 +110,7 @@ def record_of(case: Json, told: Mapping[str, Any], samples: Sequence[tuple[float
         "steps": told["steps"],
         "peak_bytes": max(int((each[window:] - each[:-window]).max()) for each in by_node),
         "hidden_share": sum(told["hidden"]) / (sum(told["busy"]) or 1.0),
-        "utilisation": fmean(told["computing"]) / whole,
+        "utilisation": fmean(told["computing"]) / (begun[-1] - begun[0]),
         **{key: told[key] for key in ("busy", "hidden", "computing")},
         "sent": np.diff(busiest).round().astype(int).tolist(),
         "sample_seconds": SAMPLE_SECONDS,

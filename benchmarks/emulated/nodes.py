@@ -183,8 +183,9 @@ class Cluster:
         (self.state / "shadow").write_text(f"{pwd.getpwuid(0).pw_name}:*:19000::::::\n")
         (self.state / "empty").mkdir(mode=0o700)
         with suppress(OSError):  # else each node is a session, and ranks share a core unequally
-            (self.state / "autogroup").write_text(AUTOGROUP.read_text())
-            AUTOGROUP.write_text("0")
+            if (before := AUTOGROUP.read_text()) != "0\n":  # by another cluster, say, which will restore it
+                (self.state / "autogroup").write_text(before)
+                AUTOGROUP.write_text("0")
 
     def _wait_for(self, switch: "subprocess.Popen[bytes]") -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
