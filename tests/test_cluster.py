@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.emulated.nodes import AUTOGROUP
 from commlib import REDUCERS, transport
 from commlib.tuning.probe import MESSAGE_BYTES, Profile
 from tests import cluster_program
@@ -257,12 +258,16 @@ def test_down_leaves_nothing_even_twice(untouched, cluster):
     # the switch and four nodes, and before each of them the unshare that waits for it
     assert machine() == untouched
     assert len(cluster.processes()) == 10
+    kept = cluster.state / "autogroup"  # there where this cluster has turned them off
+    autogroups = kept.read_text() if kept.exists() else "0\n"
+    assert not AUTOGROUP.exists() or AUTOGROUP.read_text() == "0\n"
     for said in ("is down", "was not up"):
         result = cluster("down")
         assert (result.returncode, result.stderr) == (0, f"cluster: {said}\n")
         assert not cluster.state.exists()
         assert cluster.processes() == set()
         assert machine() == untouched
+        assert not AUTOGROUP.exists() or AUTOGROUP.read_text() == autogroups
 
 
 @pytest.mark.launch
