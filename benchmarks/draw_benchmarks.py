@@ -42,9 +42,9 @@ ROWS = 10
 OLDER = " †"  # the code that was measured has changed since
 STEP, ACCURACY = {"unit": A_STEP}, {"unit": TO_ACCURACY}
 STEP_OF_MLP, MLP_TO_91 = "a step of an MLP of 10 M weights", "that MLP to 91 % test accuracy"
-LSTM = "an LSTM of 0.9 M weights to the loss of dense after 3/4 of its steps"
+GPT = "a GPT of 0.9 M weights to the loss of dense after 3/4 of its steps"
 RING, BARE = ("horovod, ring", "Horovod, MPI's ring"), ("horovod", "Horovod out of the box")
-DENSE, GLOO = ("dense", "`dense`, the fastest dense one"), ("ddp over gloo", "PyTorch's DDP over Gloo")
+FASTEST, GLOO = "`{}`, the fastest dense one", ("ddp over gloo", "PyTorch's DDP over Gloo")
 POWERSGD = ("ddp, PowerSGD hook of rank 4", "DDP with its PowerSGD hook")
 
 
@@ -225,21 +225,21 @@ def planned(found: dict[str, Results]) -> str:
 
 @dataclass(frozen=True)
 class Claim:
-    """A subject beside a peer of the same records and case; ``peer``: its name there, and as it is shown."""
+    """A subject beside ``peer``, its name in the records and as it is shown; ``None``: the fastest dense."""
 
     what: str
     kind: str
     case: dict[str, Any]
     subject: str
-    peer: tuple[str, str]
+    peer: tuple[str, str] | None
 
     def row(self, results: Results) -> list[str]:
-        own, other = self._record(results, self.subject), self._record(results, self.peer[0])
+        own = self._record(results, self.subject)
+        name, shown = self.peer or (str(own.peer), FASTEST.format(own.peer))
         assert own.more.get("reached") == own.more.get("seeds"), "a run that has not arrived has no time"
-        cells = _cells(self.subject, own.seconds.median, self.peer[1], other.seconds.median)
-        link = results.path.relative_to(ROOT)
-        cores = f"[{own.more['machine']['cores']}]({link})" + OLDER * (not results.is_current)
-        return [self.what, _links(own.case), *cells, cores]
+        cells = _cells(self.subject, own.seconds.median, shown, self._record(results, name).seconds.median)
+        cores = f"[{own.more['machine']['cores']}]({results.path.relative_to(ROOT)})"
+        return [self.what, _links(own.case), *cells, cores + OLDER * (not results.is_current)]
 
     def _record(self, results: Results, subject: str) -> Record:
         own = (each for each in results.records if each.subject == subject)
@@ -252,7 +252,7 @@ CLAIMS = (
     Claim(MLP_TO_91, "race", ACCURACY, "hitopk", RING),
     Claim(MLP_TO_91, "race", ACCURACY, "oktopk", RING),
     Claim(MLP_TO_91, "race", ACCURACY, "auto", RING),
-    Claim(STEP_OF_MLP, "race-all", STEP, "hitopk", DENSE),
+    Claim(STEP_OF_MLP, "race-all", STEP, "hitopk", None),
     Claim(STEP_OF_MLP, "race-all", STEP, "hitopk", BARE),
     Claim("a step in PyTorch, 10 M weights", "torch-ddp", {"network": "wide"}, "hitopk, gap+fp16", GLOO),
     Claim("a step in PyTorch, 10 M weights", "torch-ddp", {"network": "wide"}, "hitopk, gap+fp16", POWERSGD),
@@ -282,9 +282,9 @@ def claimed(found: dict[str, Results]) -> str:
         own = local_steps.on_cluster(records, rate, "4x1")
         seconds = local_steps.seconds_to(runs.target, runs, own)
         fastest = min((name for name in dense if name in seconds), key=seconds.__getitem__)
-        cells = _cells(subject, seconds[subject], f"`{fastest}`, the fastest dense one", seconds[fastest])
+        cells = _cells(subject, seconds[subject], FASTEST.format(fastest), seconds[fastest])
         cores = f"[{own[subject]['machine']['cores']}](docs/local_steps.md#time-to-the-same-loss){OLDER}"
-        rows.append([LSTM, _links({"rate": rate, "ranks_of_nodes": [1] * 4}), *cells, cores])
+        rows.append([GPT, _links({"rate": rate, "ranks_of_nodes": [1] * 4}), *cells, cores])
     header = ["what", "links, nodes × ranks", "here", "", "beside", "", "×", "cores"]
     return markdown(header, rows)
 
