@@ -48,7 +48,10 @@ SETTING = re.compile(
 # Whose sources the numbers of a bench are of: modules and packages of the tree.
 ENTRIES = ("commlib/entries.py", "commlib/products.py", "commlib/vectors.py")
 REDUCED = (*ENTRIES, "commlib/reducers", "commlib/selection", "commlib/transport", "commlib/wire")
-STEP = (*REDUCED, "commlib/exchange.py", "commlib/tensorflow", "training/run")
+STEP = (
+    *(*REDUCED, "commlib/exchange.py", "commlib/tensorflow"),
+    *(f"training/run/{name}.py" for name in ("backward", "data", "exchange", "model", "optimizer", "step")),
+)
 MEASURED = {
     "cache": ("datacache",),
     "gpu_selection": (*ENTRIES, "commlib/gpu"),
