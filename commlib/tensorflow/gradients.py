@@ -6,11 +6,10 @@ step: until the gradient is computed, and until the mean is.
 """
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -220,9 +219,11 @@ class DistributedGradients(Exchange):
         ], finite
 
     def inputs(self, gradients: Sequence[Any]) -> list[Any]:
-        """Return the arguments of ``submit_inputs``: a float32 vector a bucket, or rows and values."""
-        parts = self._by_bucket(self._tensors(gradients))
-        return [array for part in parts for array in inputs_of(part)]
+        """Return the arguments of ``submit_inputs``: a float32 vector of all but tables, rows and values."""
+        tensors = self._tensors(gradients)
+        dense = [each for each in tensors if not isinstance(each, tf.IndexedSlices)]
+        tables = [[each] for each in tensors if isinstance(each, tf.IndexedSlices)]
+        return [array for part in [dense, *tables] if part for array in inputs_of(part)]
 
     def submit_in_graph(self, gradients: Sequence[Any]) -> list[Any]:
         """Submit each bucket by an operation that runs as soon as the bucket's gradients are computed.
@@ -260,8 +261,14 @@ class DistributedGradients(Exchange):
     def submit_inputs(self, inputs: Sequence[Any]) -> None:
         """Submit the whole gradient as ``inputs`` returned it: eager tensors, or arrays."""
         arrays = [array_of(each, self.topology.world.arrays) for each in inputs]
-        for number, own in enumerate(self._cut(arrays)):
-            self.exchange.submit(number, self._gradient(number, *own))
+        dense = 0 if all(self._is_table) else 1
+        of_tables, low = iter(arrays[dense:]), 0
+        for number, bucket in enumerate(self._buckets):
+            if bucket.table is not None:
+                self.exchange.submit(number, self._gradient(number, next(of_tables), next(of_tables)))
+            else:
+                self.exchange.submit(number, arrays[0][low : low + bucket.size])
+                low += bucket.size
 
     def wait(self) -> tuple[Array, Report]:
         """See :meth:`Exchange.wait`; the mean is an array of NumPy or CuPy, as gradients are exchanged."""
@@ -277,20 +284,13 @@ class DistributedGradients(Exchange):
 
     def sum_of(self, inputs: Sequence[Any], more: Sequence[Any]) -> list[Any]:
         """Return the sum of two gradients, as ``inputs`` returns them; rows of tables follow each other."""
-        return [
-            own + other if bucket.table is None else tf.concat([own, other], axis=0)
-            for bucket, pairs in zip(self._buckets, self._cut(zip(inputs, more, strict=True)), strict=True)
-            for own, other in pairs
-        ]
+        pairs = list(zip(inputs, more, strict=True))
+        dense = [] if all(self._is_table) else [inputs[0] + more[0]]
+        return dense + [tf.concat(pair, axis=0) for pair in pairs[len(dense) :]]
 
     def divided(self, inputs: Sequence[Any], parts: int) -> list[Any]:
         """Return a gradient, as ``inputs`` returns it, divided by ``parts``."""
-        return [each for *rows, values in self._cut(inputs) for each in (*rows, values / parts)]
-
-    def _cut(self, inputs: Iterable[Any]) -> list[list[Any]]:
-        """Return the inputs of each bucket: one of a vector, two of a table."""
-        rest = iter(inputs)
-        return [list(islice(rest, 1 if bucket.table is None else 2)) for bucket in self._buckets]
+        return [each if each.dtype.is_integer else each / parts for each in inputs]
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:

@@ -68,7 +68,7 @@ def test_the_loop_measures_each_part_of_a_step(tmp_path, is_finite):
     backward._backward = clock.taking(1, backward._backward)
     spoil = 1.0 if is_finite else float("nan")
     gradients.submit_inputs = clock.taking(2, lambda given: submit_inputs([each * spoil for each in given]))
-    optimizer._clip = clock.taking(3, optimizer._clip)
+    optimizer._clipped = clock.taking(3, optimizer._clipped)
     optimizer._update = clock.taking(4, optimizer._update)
     only.data.training_batches = lambda *at: clock.batches(training_batches(*at), 5)
     run.fit()

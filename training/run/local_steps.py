@@ -35,7 +35,7 @@ class FlatVariables:
     """Variables of float32 as one vector, in the memory of ``arrays``."""
 
     def __init__(self, variables: Sequence[Any], arrays: ModuleType) -> None:
-        self._variables, self._arrays = variables, arrays
+        self._variables, self._arrays = tensorflows(variables), arrays
         self._sizes = [math.prod(variable.shape) for variable in variables]
 
     def read(self, part: slice = ALL) -> Float32:
@@ -56,23 +56,27 @@ class FlatVariables:
             if high - low < len(own):
                 own[...] = self._values(number)
             own[entries] = vector[low:high]
-            self._variables[number].assign(tf.reshape(tensor_of(own), self._variables[number].shape))
+            variable = self._variables[number]
+            variable.assign(tensor_of(own.reshape(variable.shape)), read_value=False)
             low = high
 
     def _values(self, number: int) -> Float32:
         """Return the entries of a variable, for reading until it changes."""
-        values: Float32 = array_of(tf.convert_to_tensor(self._variables[number]), self._arrays)
+        values: Float32 = array_of(value_of(self._variables[number]), self._arrays)
         return values.reshape(-1)
 
 
-def values_of(variables: Sequence[Any], memory: list[Any]) -> list[Any]:
-    """Return the values of variables, in ``memory``, the result of an earlier call, or else in new arrays."""
-    values = [np.asarray(tf.convert_to_tensor(variable)) for variable in variables]
-    if not memory:
-        return [value.copy() for value in values]
-    for own, value in zip(memory, values, strict=True):
-        own[...] = value
-    return memory
+# Twenty variables are read and assigned in each round: Keras' own operations take four times as long.
+
+
+def tensorflows(variables: Sequence[Any]) -> list[tf.Variable]:
+    """Return variables of TensorFlow, or those behind variables of Keras."""
+    return [each if isinstance(each, tf.Variable) else each.value for each in variables]
+
+
+def value_of(variable: tf.Variable) -> tf.Tensor:
+    """Return the value as a tensor that shares the variable's memory; an update of it takes other memory."""
+    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
 
 
 class LocalSteps(Exchange):
@@ -101,11 +105,10 @@ class LocalSteps(Exchange):
         self._gradients, self._arrays = gradients, topology.world.arrays
         self._slots = optimizer.slots
         self._optimizer = [optimizer.iterations, *chain.from_iterable(self._slots)]
-        self._restored = [*self._optimizer, *changed]
+        self._restored = tensorflows([*self._optimizer, *changed])
         self._before: list[Any] = []  # the values of ``_restored`` at the begin of the round
-        self._spare: list[Any] = []  # memory for the next ones
-        self._submitted: dict[int, Any] = {}
-        self._own = empty(gradients.size, self._arrays)
+        self._read = tf.function(lambda: [value_of(variable) for variable in self._restored], autograph=False)
+        self._gradient: Any = None  # of the step that is under way
         self.weights = FlatVariables(variables, self._arrays)
         velocity: Float32 | None = None if before is None else before.rounds.outer.velocity
         outer = phase.outer or Outer()
@@ -120,6 +123,7 @@ class LocalSteps(Exchange):
         if phase.replica_is_node and topology.node.size > 1:
             self._node = Topology(topology.node)
             self._node_reducer = make_reducer("dense", self._node, gradients.size)
+            self._mean = empty(gradients.size, self._arrays)
 
     def close(self) -> None:
         self.rounds.finish()
@@ -144,31 +148,28 @@ class LocalSteps(Exchange):
         if not self.in_round:
             self.rounds.begin(self.weights.read())
         if not self._before:
-            self._before, self._spare = values_of(self._restored, self._spare), []
+            self._before = self._read()
 
     def submit(self, bucket: int, gradient: Any) -> None:
-        self._submitted[bucket] = gradient
+        """Submit the whole gradient, as bucket 0."""
+        self._gradient = gradient
 
     def submit_inputs(self, inputs: Sequence[Any]) -> None:
         """Submit the whole gradient, as :meth:`DistributedGradients.inputs` returns it."""
-        for bucket, each in enumerate(inputs):
-            self.submit(bucket, array_of(each, self._arrays))
+        (flat,) = inputs
+        self.submit(0, array_of(flat, self._arrays))
 
     def wait(self) -> tuple[Float32, Report]:
-        """Return the gradient of the replica, which the caller may change, and the report of its exchange.
+        """Return the gradient of the replica, for reading only, and the report of its exchange.
 
         A gradient that is not finite fails the round. Collective in a node that is one replica.
         """
-        parts = [self._submitted[bucket] for bucket in sorted(self._submitted)]
-        self._submitted.clear()
-        own, report = self._own, NOTHING_EXCHANGED
+        (own, self._gradient), report = (self._gradient, None), NOTHING_EXCHANGED
         if self._node is None:
-            self._arrays.concatenate(parts, out=own)
             self.rounds.failed |= not is_finite(own)
         else:
-            vector = parts[0] if len(parts) == 1 else self._arrays.concatenate(parts)
             with self._guard():
-                self._node_reducer.reduce(vector, out=own)
+                own = self._node_reducer.reduce(own, out=self._mean)
             assert self._node_reducer.last is not None
             report = replace(self._node_reducer.last, selected=0, applied=0, flags=0)
             self.rounds.failed |= not report.finite
@@ -198,9 +199,9 @@ class LocalSteps(Exchange):
         """Restore all but the weights where the exchange with this report, if there was one, was skipped."""
         if report is not None:
             if not report.finite:
-                assign(self._restored, self._before)  # TensorFlow may keep their memory
+                assign(self._restored, self._before)
                 self.pace.restart()
-            self._before, self._spare = [], self._before if report.finite else []
+            self._before = []
 
     def abandon_round(self) -> None:
         """Return to the common weights, where a run ends within a round; what is under way is waited for."""
@@ -276,7 +277,7 @@ class LocalSteps(Exchange):
                 "weights": to_host(self.weights.read()),
                 "failed": rounds.failed,
                 "pace": self.pace.state_dict(),
-                "before": [value.copy() for value in self._before],
+                "before": [np.array(value) for value in self._before],
                 "report": None if report is None else json.dumps(asdict(report), default=int),
                 "ahead": None if rounds.ahead is None else to_host(rounds.ahead),
             }
@@ -292,7 +293,7 @@ class LocalSteps(Exchange):
         assign(self._optimizer, state["optimizer"])
         if (found := state["round"]) is not None:
             rounds.begin(self.weights.read())
-            rounds.failed, self._before = found["failed"], [np.array(value) for value in found["before"]]
+            rounds.failed, self._before = found["failed"], [*map(tf.constant, found["before"])]
             self.pace.load_state_dict(found["pace"])
             self.weights.write(self._vector(found["weights"]))
             rounds.ahead = self._vector(found["ahead"])

@@ -80,9 +80,9 @@ class WeightUpdate(Part):
             self._restore(before)
 
     def apply(self, mean: Any, hyperparameters: StepHyperparameters, measure: Callable[[str], Any]) -> None:
-        """Update the weights by a mean gradient, which may be changed; ``measure``: of a stopwatch."""
+        """Update the weights by a mean gradient, changed if it may be; ``measure``: of a stopwatch."""
         with measure("norms"):
-            self._clip(mean)
+            mean = self._clipped(mean)
             if self._squares is not None and not self.is_sharded:
                 self._norms.give(self._squares(mean))
         with measure("update"):
@@ -163,13 +163,15 @@ class WeightUpdate(Part):
 
         self._update = update
 
-    def _clip(self, mean: Any) -> None:
-        """Clip the norm of the mean to ``clip_norm``, in place, identically on all ranks."""
+    def _clipped(self, mean: Any) -> Any:
+        """Return the mean with a norm of ``clip_norm`` at most, identically on all ranks."""
         if (most := self._config.clip_norm) is None:
-            return
+            return mean
         squares = sum_of_squares(mean) if self._plan is None else to_host(self._plan.squares(mean))[0]
         if (norm := float(squares**0.5)) > most:
-            mean *= np.float32(most / norm)
+            is_ours = getattr(mean.flags, "writeable", True)  # a replica's own gradient is TensorFlow's
+            return np.multiply(mean, np.float32(most / norm), out=mean if is_ours else None)
+        return mean
 
 
 def squares_for(
