@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from commlib import InvalidArgument, Topology, make_reducer
-from commlib.tensorflow import DistributedGradients
+from commlib.tensorflow import DistributedGradients, array_of, tensor_of
 from commlib.transport import simulated
 
 SHAPES = [(3, 2), (), (5,), (1, 1, 4, 2)]
@@ -175,3 +175,11 @@ def test_means_that_tensorflow_holds_are_not_overwritten(config):
         return unchanged, np.array_equal(traced([given[0]])[0][0], expected)
 
     assert simulated.run(body, 2) == [([True] * 4, True)] * 2
+
+
+def test_an_array_of_a_tensor_goes_back_to_tensorflow_without_a_copy():
+    tensor = tf.range(1000.0) * 2
+    array = array_of(tensor)
+    assert array_of(tensor_of(array)).ctypes.data == array.ctypes.data
+    part = tensor_of(array[3:900])  # which is no tensor's: TensorFlow copies it
+    np.testing.assert_array_equal(part, array[3:900])

@@ -35,18 +35,22 @@ def array_of(tensor: Any, arrays: ModuleType = np) -> Array:
 def tensor_of(array: Any) -> Any:
     """Return an eager tensor of the values of an array, which is given away and not copied.
 
-    All that was done on CuPy's current stream ends first. Of an array from ``array_of`` it is the tensor.
-    TensorFlow copies any other array of NumPy that it cannot take as it is: one that is not aligned to 64
-    bytes, or may not be written to.
+    All that was done on CuPy's current stream ends first. TensorFlow copies an array of NumPy that it cannot
+    take as it is: one that is not aligned to 64 bytes, or may not be written to and is not ``array_of``'s.
     """
     if not is_on_gpu(array):
-        if isinstance(array.base, memoryview) and isinstance(array.base.obj, tf.Tensor):
-            return tf.reshape(array.base.obj, array.shape)
+        of_tensor = array.base.obj if isinstance(array.base, memoryview) else None
+        if isinstance(of_tensor, np.ndarray) and _memory(of_tensor) == _memory(array):
+            array = of_tensor  # the memory of a tensor, which NumPy lets nobody write to
         if array.ctypes.data % ALIGNMENT_BYTES or not array.flags.writeable:
             return tf.convert_to_tensor(array)
         return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
     module_of(array).cuda.get_current_stream().synchronize()
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__(stream=-1))
+
+
+def _memory(array: Array) -> tuple[Any, ...]:
+    return array.ctypes.data, array.shape, array.strides, array.dtype
 
 
 def cut_up(flat: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from commlib.topology import Traffic
 from commlib.transport import simulated
 from commlib.tuning.tuner import choose_within
 from tests.extent import more
@@ -81,6 +82,21 @@ def test_local_steps_that_are_plain_training_end_where_it_does(optimizer, keys, 
 
     for one, other in simulated.run(body, 2):
         np.testing.assert_allclose(one, other, rtol=rtol, atol=1e-5)
+
+
+def test_the_gradient_of_a_replica_is_clipped_and_no_exchange_begins_before_the_round_ends():
+    words = ("optimizer={name: sgd, momentum: 0}", "clip_norm=0.001")
+    config = config_of({"local_steps": 2, "local": "rank"}, words=words)
+
+    def body(comm):
+        replica = replica_of(comm, config)
+        before = flat(replica)
+        report = take(replica, 1)
+        return np.linalg.norm(flat(replica).astype(np.float64) - before), report.traffic
+
+    for moved, traffic in simulated.run(body, 2):
+        assert moved == pytest.approx(RATE * 0.001, rel=1e-3)
+        assert traffic == Traffic()
 
 
 @pytest.mark.parametrize(
