@@ -18,14 +18,14 @@ from training.config import run_files
 from training.report import facts
 from training.report.curves import charts
 from training.report.page import MOST_RUNS, Page, rounds
-from training.report.run import read, run_of
+from training.report.run import read
 
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(2)> $x_{$ _y ' & \x1b[31m \u202e"
 VOID = {"meta", "input"}
 
 
 def run_in(path, name="run"):
-    return run_of(name, read(path))
+    return read(path, name)
 
 
 def happened(run):
@@ -123,11 +123,10 @@ def test_what_is_no_record_is_left_out_and_counted(tmp_path):
     (path / "summary.json").write_bytes(DEEP)
     with (path / "metrics.jsonl").open("ab") as file:
         file.write(b"\n\n" + b"\n".join(junk))
-    found = read(path)
-    assert ([each["kind"] for each in found.records], found.damaged) == (["run", "prepare", "epoch"], 6)
-    assert found.summary == {}
-    state = facts.facts(run_of("a", found))["state"]
-    assert state == "unfinished; 6 damaged lines of metrics.jsonl left out"
+    run = run_in(path)
+    assert [each.kind for each in (*run.events, *run.epochs, *run.steps)] == ["run", "prepare", "epoch"]
+    assert run.summary == {}
+    assert facts.facts(run)["state"] == "unfinished; 6 damaged lines of metrics.jsonl left out"
 
 
 @pytest.mark.parametrize(
