@@ -309,11 +309,9 @@ class Ranks:
     @classmethod
     def of(cls, topology: Topology) -> "Ranks":
         """Return the ranks of a topology; collective."""
-        hosts, processors = zip(
-            *topology.world.allgather_objects((topology.world.host, processor())), strict=True
-        )
-        nodes = [len(node) for node in topology.nodes]
-        return cls(topology.world.size, nodes, list(dict.fromkeys(hosts)), summed_up(processors))
+        world, nodes = topology.world, [len(node) for node in topology.nodes]
+        hosts, processors = zip(*world.allgather_objects((world.host, processor())), strict=True)
+        return cls(world.size, nodes, list(dict.fromkeys(hosts)), summed_up(processors))
 
     def __str__(self) -> str:
         """Return how many there are, on how many nodes, and the names of their hosts.
