@@ -5,8 +5,9 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import NonNegativeInt, PositiveInt
 
@@ -141,8 +142,28 @@ def _sha256_of_value(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-Record = Mapping[str, Any]
-Kind = TypeVar("Kind", int, str)
+@dataclass(frozen=True)
+class Record:
+    """A record of ``metrics.jsonl``. ``place``: the file and the line, for messages."""
+
+    place: str
+    values: Mapping[str, Any]
+
+    @property
+    def kind(self) -> str:
+        return str(self.values["kind"])
+
+    def read(self, key: str, kind: type) -> Any:
+        """Return a text, or a whole number from 0; ``ValueError`` for any other value."""
+        value = self.values.get(key)
+        if type(value) is not kind or (isinstance(value, int) and value < 0):
+            expected = "a whole number" if kind is int else "a text"
+            raise ValueError(f"{self.place}: {key}: expected {expected}, got {shown(value)}")
+        return value
+
+    def whole(self, *keys: str) -> list[int]:
+        """Return whole numbers from 0; ``ValueError`` for any other value."""
+        return [self.read(key, int) for key in keys]
 
 
 def read_records(folder: Path) -> list[Record]:
@@ -150,44 +171,29 @@ def read_records(folder: Path) -> list[Record]:
     path = folder / METRICS
     try:
         with path.open("rb") as file:
-            return [_record(path, number, line) for number, line in enumerate(file, 1)]
+            records = [Record(f"{path}, line {count}", object_of(line)) for count, line in enumerate(file, 1)]
     except OSError as error:
         raise ValueError(f"{path}: expected the records of a run: {error.strerror}") from error
+    for record in records:
+        if not isinstance(record.values.get("kind"), str):
+            raise ValueError(f"{record.place}: expected a record, got what is damaged")  # noqa: TRY004
+    return records
 
 
-def _record(path: Path, number: int, line: bytes) -> Record:
-    value = object_of(line)
-    if not isinstance(value.get("kind"), str):
-        raise ValueError(f"{path}, line {number}: expected a record, got what is damaged")  # noqa: TRY004
-    return value
-
-
-def digests_of(folder: Path, records: list[Record]) -> dict[int, str]:
+def digests_of(records: Sequence[Record]) -> dict[int, str]:
     """Return the digests of the weights by step, the last of each; ``ValueError`` for half a record."""
     found: dict[int, str] = {}
     from_step = 0
-    for number, record in enumerate(records, 1):
-        kind = record["kind"]
-        if kind == "run":
+    for record in records:
+        if record.kind == "run":
             from_step = 0
-        elif kind == "resume":
-            from_step = value_of(folder, number, record, "steps", int)
-        elif kind == "prepare":  # training begins
+        elif record.kind == "resume":
+            from_step = record.read("steps", int)
+        elif record.kind == "prepare":  # training begins
             found = {step: digest for step, digest in found.items() if step <= from_step}
-        elif kind == "digest":
-            step = value_of(folder, number, record, "steps", int)
-            found[step] = value_of(folder, number, record, "digest", str)
+        elif record.kind == "digest":
+            found[record.read("steps", int)] = record.read("digest", str)
     return found
-
-
-def value_of(folder: Path, number: int, record: Record, key: str, kind: type[Kind]) -> Kind:
-    """Return a value of the record in line ``number``, a text or a number from 0; else ``ValueError``."""
-    value = record.get(key)
-    if type(value) is not kind or (isinstance(value, int) and value < 0):
-        expected = "a whole number" if kind is int else "a text"
-        where = f"{folder / METRICS}, line {number}"
-        raise ValueError(f"{where}: {key}: expected {expected}, got {shown(value)}")
-    return value
 
 
 # ------------------------------------------------------------------------------------------- verification
@@ -200,14 +206,10 @@ def problems(folder: Path) -> Iterator[str]:
     """
     try:
         receipt = Receipt.read(folder)
-    except ValueError as error:
-        yield str(error)
-        return
-    yield from _of_files(folder, receipt)
-    yield from _of_run(folder, receipt)
-    try:
+        yield from _of_files(folder, receipt)
+        yield from _of_run(folder, receipt)
         records = read_records(folder)
-        yield from _of_order(folder, records)
+        yield from _of_order(records)
         yield from _of_digests(folder, receipt, records)
         yield from _of_processes(folder, receipt, records)
         yield from _of_summary(folder, records)
@@ -252,35 +254,31 @@ def _config_problem(folder: Path, process: Process) -> str | None:
     return None if found == process.config else f"{folder / CONFIG}: {expected}, got one with {found}"
 
 
-def _of_order(folder: Path, records: list[Record]) -> Iterator[str]:
+def _of_order(records: list[Record]) -> Iterator[str]:
     """Yield records that do not ascend within a process, from the step with which it begins."""
     keys = {"digest": ("steps",), "step": ("epoch", "step"), "epoch": ("epoch",)}
     begin = {"digest": [0], "step": [0, 0], "epoch": [-1]}
     before = dict(begin)
-    for number, record in enumerate(records, 1):
-        kind = record["kind"]
+    for record in records:
+        kind = record.kind
         if kind == "run":
             before = dict(begin)
         elif kind == "resume":
-            steps, epoch, step = _values(folder, number, record, "steps", "run_epoch", "phase_steps")
+            steps, epoch, step = record.whole("steps", "run_epoch", "phase_steps")
             before = {"digest": [steps], "step": [epoch, step], "epoch": [epoch - 1]}
         elif kind in keys:
-            found = _values(folder, number, record, *keys[kind])
+            found = record.whole(*keys[kind])
             if found <= before[kind]:
                 after, got = (", ".join(map(str, each)) for each in (before[kind], found))
-                yield f"{folder / METRICS}, line {number}: {kind}: expected one after {after}, got {got}"
+                yield f"{record.place}: {kind}: expected one after {after}, got {got}"
             before[kind] = found
-
-
-def _values(folder: Path, number: int, record: Record, *keys: str) -> list[int]:
-    return [value_of(folder, number, record, key, int) for key in keys]
 
 
 def _of_digests(folder: Path, receipt: Receipt, records: list[Record]) -> Iterator[str]:
     """Yield missing digests of the latest process, and a last digest that differs from the receipt's."""
     process, path, end = receipt.processes[-1], folder / METRICS, receipt.end
-    first = max((number for number, each in enumerate(records) if each["kind"] == "run"), default=0)
-    found = digests_of(folder, records[first:])
+    first = max((number for number, each in enumerate(records) if each.kind == "run"), default=0)
+    found = digests_of(records[first:])
     last = max(found, default=process.from_step) if end is None else end.steps
     every = process.digest_every
     if every and not _has_local_steps(folder):  # else at the ends of rounds
@@ -303,7 +301,7 @@ def _has_local_steps(folder: Path) -> bool:
 def _of_processes(folder: Path, receipt: Receipt, records: list[Record]) -> Iterator[str]:
     """Yield differences between the latest process in the records and in the receipt."""
     path, process = folder / METRICS, receipt.processes[-1]
-    begun = [record for record in records if record["kind"] == "run"]
+    begun = [record.values for record in records if record.kind == "run"]
     if len(begun) < len(receipt.processes):
         yield f"{path}: expected {len(receipt.processes)} processes that began the run, got {len(begun)}"
         return
@@ -321,20 +319,20 @@ def _of_summary(folder: Path, records: list[Record]) -> Iterator[str]:
     if not path.exists():
         return
     summary = object_in(path)
-    last = next((each for each in reversed(records) if each["kind"] == "summary"), {})
-    tested = next((each for each in reversed(records) if each["kind"] == "epoch" and each.get("tested")), {})
-    ended = _differences(path, summary, {key: last[key] for key in last if key != "kind"})
+    last = next((each.values for each in reversed(records) if each.kind == "summary"), {})
+    epochs = (each.values for each in reversed(records) if each.kind == "epoch")
+    tested = next((each for each in epochs if each.get("tested")), {})
     common = tested.keys() & summary.keys() - {"seconds"}  # that of an epoch's record is of its writing
-    measured = _differences(path, summary, {key: tested[key] for key in tested if key in common})
-    yield from dict.fromkeys((*ended, *measured))  # most keys are in both records
+    written = [(key, last[key]) for key in last if key != "kind"]
+    written += [(key, tested[key]) for key in tested if key in common]
+    differences = [
+        f"{path}: {key}: expected {shown(value)} as in {METRICS}, got {shown(summary.get(key))}"
+        for key, value in written
+        if summary.get(key) != value
+    ]
+    yield from dict.fromkeys(differences)  # most keys are in both records
     if not last:
         yield f"{folder / METRICS}: expected the record of the summary, got none"
-
-
-def _differences(path: Path, summary: Record, record: Record) -> Iterator[str]:
-    for key, value in record.items():
-        if summary.get(key) != value:
-            yield f"{path}: {key}: expected {shown(value)} as in {METRICS}, got {shown(summary.get(key))}"
 
 
 # ------------------------------------------------------------------------------------------------- replay
@@ -362,7 +360,7 @@ class Recorded:
         ``None``: up to the first digest, of the process that ended the run or of others that were like it.
         """
         receipt = Receipt.read(folder)
-        digests = digests_of(folder, read_records(folder))
+        digests = digests_of(read_records(folder))
         end = max(digests, default=0)
         if receipt.end is not None:
             end = receipt.end.steps
@@ -436,13 +434,9 @@ def _made_by(processes: Sequence[Process], last: int) -> tuple[Process, int]:
     made = [process for process in path if process.from_step < last]
     if not made:
         raise ValueError(f"--steps: expected steps after {path[0].from_step}, got none up to {last}")
-    since = made[-1].from_step
-    for process in reversed(made):
-        if not _alike(process, made[-1]):
-            break
-        since = process.from_step
-    return made[-1], since
+    alike = takewhile(lambda each: _made_of(each) == _made_of(made[-1]), reversed(made))
+    return made[-1], min(process.from_step for process in alike)
 
 
-def _alike(one: Process, other: Process) -> bool:
-    return (one.config, one.job.nodes, one.data) == (other.config, other.job.nodes, other.data)
+def _made_of(process: Process) -> tuple[Any, ...]:
+    return process.config, process.job.nodes, process.data

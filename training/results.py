@@ -6,7 +6,7 @@ A loop makes these values; callbacks, events and checkpoints read them.
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -143,7 +143,7 @@ def means_over_ranks(of_ranks: Sequence[StageSums]) -> StageMeans:
     return StageMeans(
         {name: sum(each.seconds.get(name, 0.0) for each in of_ranks) / steps for name in names},
         hidden / steps,
-        StageSums(busy=busy, hidden=hidden).hidden_share,
+        hidden / busy if busy else None,
         _slowest(of_ranks),
     )
 
@@ -257,8 +257,8 @@ class EpochAccumulator:
 
         ``dense_step_bytes``: what this rank would send to other nodes in a step of the dense reducer.
         """
-        own = [self.sent.intra, self.sent.inter, self.steps * dense_step_bytes, self.finite, self.size]
-        own.append(self.passed_over)
+        dense_bytes = self.steps * dense_step_bytes
+        own = [self.sent.intra, self.sent.inter, dense_bytes, self.finite, self.size, self.passed_over]
         intra, inter, dense, finite, size, passed_over = map(int, comm.allgather_ints(own).sum(axis=0))
         losses, stages = zip(*comm.allgather_objects((self.losses, self.stages)), strict=True)
         phase.sent_inter_bytes += inter
@@ -285,9 +285,9 @@ class EpochAccumulator:
 
     def as_tree(self) -> dict[str, Any]:
         """Return what is stored in a checkpoint: all but the times of single steps and of stages."""
-        counts = {"finite": self.finite, "steps": self.steps, "passed_over": self.passed_over}
-        times = {"seconds_before": self._total_seconds, "size": self.size}
-        return {"losses": self.losses, **counts, **times, "sent": asdict(self.sent)}
+        tree = asdict(self) | {"seconds_before": self._total_seconds}
+        del tree["seconds"], tree["stages"]
+        return tree
 
     @property
     def _total_seconds(self) -> float:
@@ -309,11 +309,9 @@ class Ranks:
     @classmethod
     def of(cls, topology: Topology) -> "Ranks":
         """Return the ranks of a topology; collective."""
-        hosts, processors = zip(
-            *topology.world.allgather_objects((topology.world.host, processor())), strict=True
-        )
-        nodes = [len(node) for node in topology.nodes]
-        return cls(topology.world.size, nodes, list(dict.fromkeys(hosts)), summed_up(processors))
+        world, nodes = topology.world, [len(node) for node in topology.nodes]
+        hosts, processors = zip(*world.allgather_objects((world.host, processor())), strict=True)
+        return cls(world.size, nodes, list(dict.fromkeys(hosts)), summed_up(processors))
 
     def __str__(self) -> str:
         """Return how many there are, on how many nodes, and the names of their hosts.
@@ -378,14 +376,10 @@ class Summary:
 
     def restore(self, before: "Summary") -> None:
         """Take over another summary; phases that no longer exist are left out."""
-        for field_ in fields(self):
-            if field_.name != "phases":
-                setattr(self, field_.name, getattr(before, field_.name))
+        vars(self).update(vars(before) | {"phases": self.phases})
         for phase, of_then in zip(self.phases, before.phases, strict=False):
-            phase.sent_inter_bytes = of_then.sent_inter_bytes
-            phase.dense_inter_bytes = of_then.dense_inter_bytes
-            phase.skipped_steps, phase.passed_over = of_then.skipped_steps, of_then.passed_over
-            phase.stall_seconds = of_then.stall_seconds
+            planned = {"reducer": phase.reducer, "input": phase.input, "epochs": phase.epochs}
+            vars(phase).update(vars(of_then) | planned)
 
 
 @dataclass(frozen=True)

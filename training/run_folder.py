@@ -198,9 +198,7 @@ def _unfinished_run(config: NamedRun) -> Path | None:
 
     def is_unfinished(path: Path) -> bool:
         stamp = path.name.removeprefix(f"{config.name}-")  # another name may begin with this one
-        if not (_STAMP.fullmatch(stamp) and (path / METRICS).exists()):
-            return False
-        if (path / SUMMARY).exists():
+        if not _STAMP.fullmatch(stamp) or not (path / METRICS).exists() or (path / SUMMARY).exists():
             return False
         is_saved = (path / CHECKPOINTS).is_dir() or last_checkpoint(path / METRICS) is not None
         return is_saved or holder_of(path) is not None
@@ -246,50 +244,40 @@ class RunLock:
 
     def __init__(self, folder: Path) -> None:
         path = folder / LOCK
-        self._file = io.FileIO(path, "r+", opener=_opened)
-        if not self._take(path):
+        self._file = io.FileIO(path, "a+", opener=_opened)  # NFS locks only a file to write exclusively
+        try:
+            is_free = _locked(self._file.fileno(), fcntl.LOCK_EX, _PATIENCE_SECONDS)
+        except OSError as error:
+            log_error(f"warning: {path}: no lock to be had ({error.strerror}): others may join this run")
+            is_free = True
+        if not is_free:
             self._file.close()
             raise RunIsAlive(f"resume: {_holder(path)}")
         since = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
         holder = {"host": socket.gethostname(), "process": os.getpid(), "since": since}
         with suppress(OSError):  # the disk is full: the lock works without its contents
-            self._note(f"{json.dumps(holder)}\n".encode())
-
-    def _take(self, path: Path) -> bool:
-        try:
-            return _locked(self._file.fileno(), fcntl.LOCK_EX, _PATIENCE_SECONDS)
-        except OSError as error:
-            log_error(f"warning: {path}: no lock to be had ({error.strerror}): others may join this run")
-            return True
-
-    def _note(self, content: bytes) -> None:
-        self._file.truncate(0)
-        self._file.write(content)
+            self._file.truncate(0)
+            self._file.write(f"{json.dumps(holder)}\n".encode())
 
     def release(self) -> None:
         """Release the lock; idempotent."""
         if not self._file.closed:
             with suppress(OSError):
-                self._note(b"")
+                self._file.truncate(0)
             self._file.close()
 
 
 def holder_of(folder: Path) -> str | None:
     """Return one line about the process that trains the run of a folder, ``None`` where none does."""
     path = folder / LOCK
-    with suppress(OSError):  # there is no such file yet, or no locks, of which RunLock warns
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            is_free = _locked(descriptor, fcntl.LOCK_SH, 0.0)
-        finally:
-            os.close(descriptor)
-        return None if is_free else _holder(path)
+    # Suppressed: there is no such file yet, or no locks, of which RunLock warns.
+    with suppress(OSError), io.FileIO(path, opener=_opened) as file:
+        return None if _locked(file.fileno(), fcntl.LOCK_SH, 0.0) else _holder(path)
     return None
 
 
-def _opened(path: str, _: int) -> int:
-    # Opened for writing, too: NFS locks only such a file exclusively.
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def _opened(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def _locked(descriptor: int, operation: int, patience_seconds: float) -> bool:

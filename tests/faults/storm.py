@@ -114,7 +114,7 @@ def blow_all(job: ClusterJob, seconds: float, seed: int) -> Counter[str]:
 
 def replayed(path: Path, seconds: int) -> str:
     """Make all steps of a run again on one host without faults; return what says that digests are equal."""
-    last = max(digests_of(path, read_records(path)))
+    last = max(digests_of(read_records(path)))
     ranks = ("-np", str(RANKS))
     words = (*ONE_THREAD, "cloudtrain", "receipt", "replay", str(path), "--steps", f"1:{last}", *ranks)
     again = run(*words, timeout=seconds)

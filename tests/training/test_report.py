@@ -18,14 +18,14 @@ from training.config import run_files
 from training.report import facts
 from training.report.curves import charts
 from training.report.page import MOST_RUNS, Page, rounds
-from training.report.run import read, run_of
+from training.report.run import read
 
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(2)> $x_{$ _y ' & \x1b[31m \u202e"
 VOID = {"meta", "input"}
 
 
 def run_in(path, name="run"):
-    return run_of(name, read(path))
+    return read(path, name)
 
 
 def happened(run):
@@ -123,11 +123,10 @@ def test_what_is_no_record_is_left_out_and_counted(tmp_path):
     (path / "summary.json").write_bytes(DEEP)
     with (path / "metrics.jsonl").open("ab") as file:
         file.write(b"\n\n" + b"\n".join(junk))
-    found = read(path)
-    assert ([each["kind"] for each in found.records], found.damaged) == (["run", "prepare", "epoch"], 6)
-    assert found.summary == {}
-    state = facts.facts(run_of("a", found))["state"]
-    assert state == "unfinished; 6 damaged lines of metrics.jsonl left out"
+    run = run_in(path)
+    assert [each.kind for each in (*run.events, *run.epochs, *run.steps)] == ["run", "prepare", "epoch"]
+    assert run.summary == {}
+    assert facts.facts(run)["state"] == "unfinished; 6 damaged lines of metrics.jsonl left out"
 
 
 @pytest.mark.parametrize(
@@ -250,7 +249,8 @@ def test_stalls_skipped_steps_and_the_slowest_rank_are_told(tmp_path):
     assert told["slowest rank"] == "rank 1 in 2 of 3 epochs, by 20.0% on average"
     assert told["stalls between phases"] == "250 ms before phase 2"
     assert told["steps skipped"] == "3 of 12, for a NaN or an infinity"
-    assert told["steps passed over"] == "6 of all ranks, whose rounds had lasted round_seconds"
+    both = facts.facts_of([run_in(path), run_in(RECORDED / "small")])
+    assert ["steps passed over", "6 of all ranks, whose rounds had lasted round_seconds", "–"] in both.rows
     assert told["checkpoints"] == "2, 200 ms each (median), 400 ms together, 10.0% of the time"
 
 

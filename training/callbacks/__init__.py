@@ -6,7 +6,7 @@ from pydantic import model_validator
 
 from commlib import registry
 from training.callbacks.callback import Callback, Event, PhaseView, RunView
-from training.callbacks.mllog import MLLog
+from training.callbacks.files import MLLog
 from training.callbacks.stopping import EarlyStopping
 from training.callbacks.writers import MLflow, TensorBoard, WeightsAndBiases
 from training.config.schema import PartRecord, imported, part_in, problem

@@ -16,13 +16,6 @@ TRACE = "trace.json"
 THREADS = {LOOP: 0, ENGINE: 1}
 
 
-def traced(file: str, steps: int, clock_error_seconds: float) -> RunEvent:
-    """Return the event of a trace of all ranks; clocks are aligned to within ``clock_error_seconds``."""
-    fields = {"file": file, "steps": steps, "clock_error_seconds": clock_error_seconds}
-    shown = "1 step" if steps == 1 else f"{steps} steps"
-    return RunEvent("trace", fields, [f"trace of {shown}: {file} (for https://ui.perfetto.dev)"])
-
-
 @dataclass(frozen=True)
 class RankTrace:
     """The spans of one rank, by its own clock."""
@@ -36,17 +29,16 @@ class Profiler(Callback):
     """Traces ``steps`` steps of all ranks after the first, slower one, then writes ``trace.json``."""
 
     def __init__(self, steps: int) -> None:
-        self._left, self._taken = steps, 0
+        self._steps, self._taken = steps, 0
         self._recorder: Recorder | None = None
-        self._is_over = False
 
     def on_step_end(self, run: RunView, step: Step) -> None:
         end = step.start + step.seconds
-        if not self._is_over and self.add_step(run, run.position.steps, step.start, end):
+        if self._taken < self._steps and self.add_step(run, run.position.steps, step.start, end):
             self._write(run)
 
     def on_run_end(self, run: RunView) -> None:
-        if not self._is_over:
+        if self._taken < self._steps:
             self._write(run)
 
     def add_step(self, run: RunView, number: int, start: float, end: float) -> bool:
@@ -57,11 +49,10 @@ class Profiler(Callback):
             return False
         self._recorder.add(f"step {number}", start, end)
         self._taken += 1
-        return self._taken == self._left
+        return self._taken == self._steps
 
     def end(self, run: RunView) -> list[RankTrace]:
         """Stop recording, and return the spans of all ranks in order; collective, between two steps."""
-        self._is_over = True
         run.record(None)
         spans = [] if self._recorder is None else self._recorder.spans
         world = run.topology.world
@@ -75,8 +66,11 @@ class Profiler(Callback):
         elif (folder := run.folder) is not None:
             content = json.dumps(merged(traces))
             if folder.attempt(TRACE, lambda: folder.write_file(TRACE, content)):
-                error = max(trace.offset.error for trace in traces)
-                run.report(traced(str(folder.path / TRACE), self._taken, error))
+                file, steps = str(folder.path / TRACE), f"{self._taken} step{'s' * (self._taken > 1)}"
+                error = max(trace.offset.error for trace in traces)  # of the clocks
+                fields = {"file": file, "steps": self._taken, "clock_error_seconds": error}
+                line = f"trace of {steps}: {file} (for https://ui.perfetto.dev)"
+                run.report(RunEvent("trace", fields, [line]))
         run.restart_step_clock()
 
 

@@ -168,39 +168,33 @@ class MLflow(Writer):
 def numbers_of_step(run: RunView, step: Step) -> dict[str, float]:
     """Return the finite numbers of a step, as rank 0 has them; throughput is of all ranks."""
     report = step.report
-    exchange = {
-        "exchange/density": report.selected / run.gradient_size,
-        "exchange/sent_intra_bytes": report.traffic.sent.intra,
-        "exchange/sent_inter_bytes": report.traffic.sent.inter,
-        "exchange/hidden_share": report.hidden / report.busy if report.busy else None,
+    numbers = {
+        "train/loss": step.loss,
+        "train/learning_rate": step.hyperparameters.learning_rate,
+        "train/momentum": step.hyperparameters.momentum,
+        f"train/{run.task.unit}_per_second": run.size * step.size / step.seconds,
+        "train/skipped_steps": sum(phase.result.skipped_steps for phase in run.phases),
     }
-    return _finite(
-        {
-            "train/loss": step.loss,
-            "train/learning_rate": step.hyperparameters.learning_rate,
-            "train/momentum": step.hyperparameters.momentum,
-            f"train/{run.task.unit}_per_second": run.size * step.size / step.seconds,
-            "train/skipped_steps": sum(phase.result.skipped_steps for phase in run.phases),
-            **(exchange if run.size > 1 and step.hyperparameters.round_steps else {}),
+    if run.size > 1 and step.hyperparameters.round_steps:
+        numbers |= {
+            "exchange/density": report.selected / run.gradient_size,
+            "exchange/sent_intra_bytes": report.traffic.sent.intra,
+            "exchange/sent_inter_bytes": report.traffic.sent.inter,
+            "exchange/hidden_share": report.hidden / report.busy if report.busy else None,
         }
-    )
+    return _finite(numbers)
 
 
 def numbers_of_epoch(run: RunView, result: EpochResult) -> dict[str, float]:
     """Return the finite numbers of an epoch, over all ranks."""
-    exchange = {
-        "epoch/sent_intra_bytes": result.sent_intra_bytes,
-        "epoch/sent_inter_bytes": result.sent_inter_bytes,
-        "epoch/hidden_share": result.stages.hidden_share,
-    }
-    return _finite(
-        {
-            "epoch/loss": result.loss,
-            f"epoch/{run.task.unit}_per_second": result.throughput,
-            **(exchange if run.size > 1 else {}),
-            **{f"test/{name}": value for name, value in result.metrics.items()},
+    numbers = {"epoch/loss": result.loss, f"epoch/{run.task.unit}_per_second": result.throughput}
+    if run.size > 1:
+        numbers |= {
+            "epoch/sent_intra_bytes": result.sent_intra_bytes,
+            "epoch/sent_inter_bytes": result.sent_inter_bytes,
+            "epoch/hidden_share": result.stages.hidden_share,
         }
-    )
+    return _finite(numbers | {f"test/{name}": value for name, value in result.metrics.items()})
 
 
 def imported(package: str) -> Any:

@@ -36,7 +36,7 @@ def _verify(folder: Path) -> int:
         return job.FAILURE
     receipt = Receipt.read(folder)
     files = len(receipt.end.files) if receipt.end else 0
-    steps = f"{len(digests_of(folder, read_records(folder)))} digests of weights"
+    steps = f"{len(digests_of(read_records(folder)))} digests of weights"
     print(escaped(f"{folder}: {files} files are as they were written, {steps} and all records agree"))
     print(f"its receipt: {receipt.digest}")
     return 0

@@ -7,8 +7,7 @@ from datacache.escaping import escaped
 from datacache.store.files import write_atomic
 from training.process.job import usage_error
 from training.report.page import MOST_RUNS, Page
-from training.report.run import named, read, run_of
-from training.run_folder import holder_of
+from training.report.run import named, read
 
 DEFAULT = "report.html"
 
@@ -18,13 +17,12 @@ def report(given: Sequence[Path], output: Path | None) -> None:
     if len(given) > MOST_RUNS:
         usage_error(f"report: expected at most {MOST_RUNS} runs, got {len(given)}")
     try:
-        folders = [read(path, is_alive=holder_of(path) is not None) for path in given]
+        runs = [read(path, name) for path, name in zip(given, names(given), strict=True)]
     except ValueError as error:
         usage_error(f"report: {error}")
-    for path, folder in zip(given, folders, strict=True):
-        if named(folder.config.get("task")) == "linear":
-            usage_error(f"report: {path}: expected a run that trains a network, got one of task linear")
-    runs = [run_of(name, folder) for name, folder in zip(names(given), folders, strict=True)]
+    for run in runs:
+        if named(run.config.get("task")) == "linear":
+            usage_error(f"report: {run.path}: expected a run that trains a network, got one of task linear")
     path = (given[0] / DEFAULT if len(given) == 1 else Path(DEFAULT)) if output is None else output
     if path.suffix != ".html":
         usage_error(f"report: --output: expected a file that ends in .html, got {path}")

@@ -1,8 +1,9 @@
 """The curves of runs: what each chart shows, as numbers over steps and seconds."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 from training.config.reading import mapping
 from training.report.run import Epoch, Event, Phase, Run, number, text
@@ -94,14 +95,9 @@ def _throughput(runs: Sequence[Run]) -> Chart:
 
 
 def _densities(runs: Sequence[Run]) -> Iterator[Chart]:
-    curves = _stepped(runs, _density)
+    curves = _stepped(runs, lambda run, epoch: run.phases[epoch.phase].density(epoch))
     if any(point.value < 1 for curve in curves for point in curve.points):
         yield Chart("density", "Density", curves, lambda value: f"{100 * value:.3g} %", log=True)
-
-
-def _density(run: Run, epoch: Epoch) -> float | None:
-    phase = run.phases[epoch.phase]
-    return phase.density(epoch.number - phase.epochs[0].number)
 
 
 def _bytes(runs: Sequence[Run]) -> Iterator[Chart]:
@@ -122,22 +118,19 @@ def _bytes(runs: Sequence[Run]) -> Iterator[Chart]:
 
 def _of_runs(runs: Sequence[Run], value: Callable[[Epoch], float | None]) -> list[Curve]:
     """Return a curve of each run: one value of each epoch."""
-    return [_curve(place, ((epoch, value(epoch)) for epoch in run.epochs)) for place, run in enumerate(runs)]
+    return [_curve(place, run.epochs, value) for place, run in enumerate(runs)]
 
 
 def _of_steps(runs: Sequence[Run], key: str) -> list[Curve]:
     """Return a curve of each run: one value of each step."""
-    return [
-        _curve(place, ((step, number(step.record, key)) for step in run.steps))
-        for place, run in enumerate(runs)
-    ]
+    return [_curve(place, run.steps, lambda step: number(step.record, key)) for place, run in enumerate(runs)]
 
 
-def _curve(run: int, values: Iterable[tuple[Event, float | None]]) -> Curve:
+def _curve(run: int, events: Sequence[Event], value: Callable[[Any], float | None]) -> Curve:
     points = [
-        Point(at.end, at.seconds, value, at.number if isinstance(at, Epoch) else None)
-        for at, value in values
-        if value is not None
+        Point(at.end, at.seconds, found, at.number if isinstance(at, Epoch) else None)
+        for at in events
+        if (found := value(at)) is not None
     ]
     return Curve(run, thinned(points))
 
@@ -185,7 +178,7 @@ def boundaries(run: Run) -> list[tuple[Phase, Point]]:
 
 def goal_of(run: Run, metric: str) -> float | None:
     """Return the target of a run, if it is one of this metric."""
-    target = mapping(run.folder.config.get("target"))
+    target = mapping(run.config.get("target"))
     if text(target.get("metric")) != metric:
         return None
     at_least = number(target, "at_least")

@@ -41,11 +41,11 @@ class PageTable(NamedTuple):
 
 def state(run: Run) -> str:
     """Return whether a run has ended."""
-    if run.folder.is_alive:
+    if run.is_alive:
         return "being trained"
-    if not run.folder.summary:
+    if not run.summary:
         return "unfinished"
-    return REACHED if run.folder.summary.get("reached") is True else FINISHED
+    return REACHED if run.summary.get("reached") is True else FINISHED
 
 
 def tiles(run: Run) -> Iterator[tuple[str, str, str]]:
@@ -54,7 +54,7 @@ def tiles(run: Run) -> Iterator[tuple[str, str, str]]:
     losses = [number(each.record, "loss") for each in (*run.steps, *run.epochs)]
     loss = next((each for each in reversed(losses) if each is not None), None)
     if tested is not None:
-        wanted = text(mapping(run.folder.config.get("target")).get("metric"))
+        wanted = text(mapping(run.config.get("target")).get("metric"))
         name = wanted if wanted in tested else next(iter(tested))
         label = METRICS[name].label if name in METRICS else name
         yield label, shown_by(name)(tested[name]), _best(run, name)
@@ -101,7 +101,7 @@ def facts_of(runs: Sequence[Run]) -> PageTable:
 
 def facts(run: Run) -> dict[str, str]:
     """Return the facts of a run by their names."""
-    config, begun = run.folder.config, run.begun
+    config, begun = run.config, run.begun
     resumed = len(run.all_of("resume"))
     reducers = [name for name, _ in groupby(_reducer(phase) for phase in run.phases if phase.reducer)]
     found = {
@@ -111,20 +111,20 @@ def facts(run: Run) -> dict[str, str]:
         "data set": named(config.get("dataset")),
         "optimizer": named(config.get("optimizer")),
         "ranks": _ranks(run),
-        "hardware": run.folder.hardware,
+        "hardware": run.hardware,
         "reducers": ", then ".join(reducers) or "none: one rank",
         "target": _target(run),
         "slowest rank": _slowest(run),
         "exchange hidden": _hidden(run),
         "stalls between phases": _stalls(run) or "none",
         "steps skipped": _skipped(run) or "none",
-        **({"steps passed over": passed_over} if (passed_over := _passed_over(run)) else {}),
+        "steps passed over": _passed_over(run),
         "checkpoints": _checkpoints(run) or "none",
         "resumed": f"{resumed} times" if resumed > 1 else "once" if resumed else "never",
         "begun": text(next((each.record.get("started") for each in run.all_of("run")), None)),
         "versions": ", ".join(f"{key} {text(each)}" for key, each in mapping(begun.get("versions")).items()),
         "command": text(begun.get("command")),
-        "folder": str(run.folder.path),
+        "folder": str(run.path),
     }
     return {name: value or NOTHING for name, value in found.items()}
 
@@ -132,16 +132,16 @@ def facts(run: Run) -> dict[str, str]:
 def _state_in_words(run: Run) -> str:
     parts = [state(run)]
     planned = [whole(phase.config, "epochs") or 0 for phase in run.phases]
-    if not run.folder.summary and planned and all(planned):  # others have steps
+    if not run.summary and planned and all(planned):  # others have steps
         parts.append(f"{len(run.epochs)} of {sum(planned)} epochs")
-    if run.folder.damaged:
-        lines = "1 damaged line" if run.folder.damaged == 1 else f"{run.folder.damaged} damaged lines"
+    if run.damaged:
+        lines = "1 damaged line" if run.damaged == 1 else f"{run.damaged} damaged lines"
         parts.append(f"{lines} of metrics.jsonl left out")
     return "; ".join(parts)
 
 
 def _ranks(run: Run) -> str:
-    source = run.begun if whole(run.begun, "ranks") else run.folder.summary
+    source = run.begun if whole(run.begun, "ranks") else run.summary
     count, nodes, hosts = whole(source, "ranks"), source.get("nodes"), source.get("hosts")
     if not (count and nodes and hosts and isinstance(nodes, list) and isinstance(hosts, list)):
         return ""
@@ -160,7 +160,7 @@ def _reducer(phase: Phase) -> str:
 
 
 def _target(run: Run) -> str:
-    target = mapping(run.folder.config.get("target"))
+    target = mapping(run.config.get("target"))
     name = text(target.get("metric"))
     if (goal := goal_of(run, name)) is None:
         return ""
@@ -200,7 +200,7 @@ def _stalls(run: Run) -> str:
 
 
 def _skipped(run: Run) -> str:
-    results = mappings(run.folder.summary.get("phases"))
+    results = mappings(run.summary.get("phases"))
     if results:
         count, of = sum(whole(each, "skipped_steps") or 0 for each in results), f"{run.end:,}"
     else:  # the run has not ended

@@ -10,7 +10,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +24,6 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from commlib import __version__
@@ -34,15 +33,16 @@ from datacache.escaping import escaped
 from training.config.reading import mapping
 from training.report import facts
 from training.report.curves import Chart, Curve, Point, boundaries, charts
-from training.report.run import Phase, Run, whole
+from training.report.run import Epoch, Phase, Run, whole
 from training.report.style import LOOP_STAGES, PALETTE, STAGES, STYLE, WAITING, WHOLE, open_up
 from training.report.texts import duration, plain
 
 Axis = Literal["steps", "time"]
 WIDTH, HEIGHT = 5.2, 2.5  # inches
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
-COLORS = len(PALETTE) - 1  # of runs; black is for axes
-MOST_RUNS = len(DASHES) * COLORS  # that can be told apart
+# The colour and the dashes of each run; black is for axes.
+LOOKS: list[tuple[str, Any]] = [(color, dashes) for dashes in DASHES for color in PALETTE[:-1]]
+MOST_RUNS = len(LOOKS)  # that can be told apart
 MOST_NAMED_PHASES, MOST_DOTS = 4, 40
 LOG_FROM = 10  # the largest value over the smallest
 POINTS_AN_INCH = 72  # of an SVG
@@ -62,52 +62,26 @@ _SIZE = re.compile(' ?(width|height|version)="[^"]*"')
 OWN_STYLE: dict[Any, Any] = {**STYLE, "text.parse_math": False, "axes.formatter.useoffset": False}
 
 
-def color(run: int) -> str:
-    """Return the colour of a run."""
-    return PALETTE[run % COLORS]
+def _page_color(run: int) -> str:
+    return _NAMES[LOOKS[run][0]]
 
 
-def page_color(run: int) -> str:
-    """Return the colour of a run by its name in page.css."""
-    return _NAMES[color(run)]
+def drawn(chart: Chart, runs: Sequence[Run], axis: Axis) -> tuple[Figure, list[Any]]:
+    """Return a chart over steps or time, and its curves as the script reads them.
 
-
-def dashes(run: int) -> Any:
-    """Return how its lines are dashed."""
-    return DASHES[run // COLORS % len(DASHES)]
-
-
-Spot = tuple[float, float, str]  # a point of a curve: from the figure's top left in points, and its text
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure, and of each curve its run's number, its label and its points."""
-
-    figure: Figure
-    spots: Sequence[tuple[int, str, Sequence[Spot]]]
-
-
-@contextmanager
-def styled() -> Iterator[None]:
-    """Draw and save figures in our style."""
-    with matplotlib.rc_context(OWN_STYLE), warnings.catch_warnings():
-        # Of letters that the font has not, and of numbers so long that they leave no room for a chart.
-        warnings.simplefilter("ignore", UserWarning)
-        yield
-
-
-def drawn(chart: Chart, runs: Sequence[Run], axis: Axis) -> Picture:
-    """Return a chart over steps or time."""
+    Of each curve: its colour, its name and its points. Of each point: the place, in points of an SVG from
+    the figure's top left, and a text.
+    """
     figure, x = _figure(WIDTH), _X.of(runs, axis)
     axes = figure.subplots()
     values = [point.value for curve in chart.curves for point in curve.points if point.value > 0]
     is_log = chart.log and max(values, default=0.0) >= LOG_FROM * min(values, default=1.0)
-    curves = []
-    for curve in chart.curves:
-        shown = [point for point in curve.points if point.value > 0 or not is_log]
-        curves.append(replace(curve, points=shown))
-        _draw(axes, curves[-1], x)
+    curves = [
+        replace(curve, points=[point for point in curve.points if point.value > 0 or not is_log])
+        for curve in chart.curves
+    ]
+    for curve in curves:
+        _draw(axes, curve, x)
     if is_log:
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(NullFormatter())
@@ -126,8 +100,13 @@ def drawn(chart: Chart, runs: Sequence[Run], axis: Axis) -> Picture:
     axes.set_axisbelow(True)
     open_up(axes)
     _lay_out(figure)  # only now points have their places
-    spots = [(curve.run, curve.label, _spots(figure, axes, curve, chart, x)) for curve in curves]
-    return Picture(figure, [each for each in spots if each[2]])
+    described = []
+    for curve in curves:
+        if curve.points:
+            name = runs[curve.run].name if len(runs) > 1 else ""
+            words = ", ".join(filter(None, (name, curve.label)))
+            described.append((_page_color(curve.run), words, _spots(figure, axes, curve, chart, x)))
+    return figure, described
 
 
 def _figure(width: float) -> Figure:
@@ -164,12 +143,13 @@ class _X:
 
 def _draw(axes: Axes, curve: Curve, x: _X) -> None:
     count = len(curve.points)
+    color, dashes = LOOKS[curve.run]
     has_dots = curve.points and curve.points[0].epoch is not None and count <= MOST_DOTS and not curve.stepped
     axes.plot(
         [x.place(point) for point in curve.points],
         [point.value for point in curve.points],
-        color=color(curve.run),
-        linestyle=(0, (2, 2)) if curve.dashed else dashes(curve.run),
+        color=color,
+        linestyle=(0, (2, 2)) if curve.dashed else dashes,
         linewidth=0.8 if curve.faint or curve.dashed else 1.4,
         alpha=0.4 if curve.faint else None,
         marker="o" if has_dots or count == 1 else None,  # one point would not be seen without
@@ -181,7 +161,7 @@ def _mark_phases(axes: Axes, runs: Sequence[Run], x: _X) -> None:
     """Draw where phases begin; name them where there is one run of few phases."""
     for place, run in enumerate(runs):
         begins = boundaries(run)
-        line = WHOLE if len(runs) == 1 else color(place)
+        line = WHOLE if len(runs) == 1 else LOOKS[place][0]
         for phase, point in begins:
             axes.axvline(x.place(point), color=line, linewidth=0.7, linestyle=(0, (1, 2)))
             if len(runs) == 1 and len(begins) < MOST_NAMED_PHASES:
@@ -190,8 +170,8 @@ def _mark_phases(axes: Axes, runs: Sequence[Run], x: _X) -> None:
                 axes.annotate(name, (x.place(point), 1), (2, 1), above, "offset points", color=WHOLE)
 
 
-def _spots(figure: Figure, axes: Axes, curve: Curve, chart: Chart, x: _X) -> list[Spot]:
-    data = np.array([(x.place(point), point.value) for point in curve.points]).reshape(-1, 2)
+def _spots(figure: Figure, axes: Axes, curve: Curve, chart: Chart, x: _X) -> list[tuple[float, float, str]]:
+    data = np.array([(x.place(point), point.value) for point in curve.points])
     places = axes.transData.transform(data) * POINTS_AN_INCH / figure.dpi
     height = POINTS_AN_INCH * figure.get_figheight()
     return [
@@ -219,32 +199,32 @@ def stages(run: Run) -> Figure | None:
     edges = [epoch.number + 0.5 for epoch in epochs] + [epochs[-1].number + 1.5]
     if any(after - before != 1 for before, after in pairwise(edges)):
         edges = [place + 0.5 for place in range(len(epochs) + 1)]  # lines of some are missing
-    titles = ("The loop, ms a step", "The exchange, ms a step")
-    for axes, colors, title in zip(panels, (LOOP_STAGES, STAGES), titles, strict=True):
+    for axes, what, colors in zip(panels, ("loop", "exchange"), (LOOP_STAGES, STAGES), strict=True):
         if colors is STAGES and not exchanges:
             axes.axis("off")  # on one rank nothing is exchanged
             continue
-        _stack(axes, edges, [[1e3 * epoch.stage(name) for epoch in epochs] for name in colors], colors)
-        axes.set_title(title, loc="left", pad=14)  # above the heights of what is cut off
-    whole = [1e3 * (epoch.a_step("train_seconds") or 0.0) for epoch in epochs]
-    panels[0].stairs(whole, edges, color=WHOLE, linewidth=0.8, baseline=None)
-    _explain(panels[0], {**LOOP_STAGES, "whole step": None})
+        _stack(axes, edges, epochs, colors)
+        if colors is LOOP_STAGES:
+            whole = [1e3 * (epoch.a_step("train_seconds") or 0.0) for epoch in epochs]
+            axes.stairs(whole, edges, color=WHOLE, linewidth=0.8, baseline=None, label="whole step")
+        axes.set_title(f"The {what}, ms a step", loc="left", pad=14)  # above the heights of what is cut off
+        # Beside the axes, in the order of the stack.
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=7, reverse=True)
     _lay_out(figure)
     return figure
 
 
-def _stack(
-    axes: Axes, edges: Sequence[float], rows: Sequence[Sequence[float]], colors: dict[str, str]
-) -> None:
-    below = np.zeros(len(edges) - 1)
+def _stack(axes: Axes, edges: Sequence[float], epochs: Sequence[Epoch], colors: dict[str, str]) -> None:
+    rows = [[1e3 * epoch.stage(name) for epoch in epochs] for name in colors]
+    below = np.zeros(len(epochs))
     _cut(axes, edges, np.sum(rows, axis=0))
-    for row, one in zip(rows, colors.values(), strict=True):
-        axes.stairs(below + row, edges, baseline=below, fill=True, color=one, linewidth=0)
+    for row, (stage, color) in zip(rows, colors.items(), strict=True):
+        name = stage.replace("_", " ")
+        axes.stairs(below + row, edges, baseline=below, fill=True, color=color, linewidth=0, label=name)
         below = below + row
     axes.set_xlim(edges[0], edges[-1])
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     axes.set_xlabel("epoch")
-    _explain(axes, dict(colors))
     open_up(axes)
 
 
@@ -256,17 +236,6 @@ def _cut(axes: Axes, edges: Sequence[float], heights: npt.NDArray[Any]) -> None:
         if height > usual:
             above = axes.get_xaxis_transform()
             axes.annotate(f"↑ {height:,.4g}", (begin, 1), (0, 1), above, "offset points", fontsize=7)
-
-
-def _explain(axes: Axes, colors: dict[str, str | None]) -> None:
-    """Put a legend beside the axes, in the order of the stack; a line for what has no colour."""
-    handles = [
-        Line2D([], [], color=WHOLE, linewidth=0.8, label=name)
-        if one is None
-        else Patch(color=one, label=name.replace("_", " "))
-        for name, one in reversed(colors.items())
-    ]
-    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=7)
 
 
 # ------------------------------------------------------------------------------- fragments of local steps
@@ -322,7 +291,7 @@ def png(figure: Figure, title: str, runs: Sequence[Run]) -> bytes:
 
 
 def _add_legend(figure: Figure, runs: Sequence[Run]) -> None:
-    handles = [Line2D([], [], color=color(place), linestyle=dashes(place)) for place, _ in enumerate(runs)]
+    handles = [Line2D([], [], color=color, linestyle=dashes) for color, dashes in LOOKS[: len(runs)]]
     legend = figure.legend(handles, [""] * len(runs), loc="outside lower left", frameon=False, ncols=1)
     for label, run in zip(legend.get_texts(), runs, strict=True):
         label.set_text(run.name)  # as a label, one that begins with "_" would be left out
@@ -368,8 +337,13 @@ class Page:
         self._runs = runs
         self.pictures: dict[str, bytes] = {}
         style, script = ((HERE / name).read_text() for name in ("page.css", "page.js"))
-        sections = {title: [(run.name, of(run)) for run in runs] for title, of in TABLES.items()}
-        with styled():
+        sections = {
+            title: [(run.name, table) for run in runs if (table := of(run)).rows]
+            for title, of in TABLES.items()
+        }
+        with matplotlib.rc_context(OWN_STYLE), warnings.catch_warnings():
+            # Of letters that the font has not, and of numbers so long that they leave no room for a chart.
+            warnings.simplefilter("ignore", UserWarning)
             self.text = TEMPLATES.get_template("page.html").render(
                 title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
                 several=len(runs) > 1,
@@ -383,27 +357,19 @@ class Page:
                 stages=list(self._pictures(stages, "Seconds of a step by stage and epoch")),
                 rounds=list(self._pictures(rounds, "Exchanges of fragments in a round")),
                 facts=facts.facts_of(runs),
-                sections={title: [pair for pair in all_ if pair[1].rows] for title, all_ in sections.items()},
+                sections=sections,
             )
 
     def _chart(self, chart: Chart, axis: Axis) -> dict[str, Any]:
-        picture = drawn(chart, self._runs, axis)
+        figure, curves = drawn(chart, self._runs, axis)
         names = ", ".join(run.name for run in self._runs)
-        svg = inline(picture.figure, f"{chart.name}-{axis}", f"{chart.title}, {AXES[axis]}: {names}")
+        svg = inline(figure, f"{chart.name}-{axis}", f"{chart.title}, {AXES[axis]}: {names}")
         if axis == "steps":
-            self.pictures[chart.name] = png(picture.figure, chart.title, self._runs)
+            self.pictures[chart.name] = png(figure, chart.title, self._runs)
         labels = sorted({curve.label for curve in chart.curves if curve.label and curve.points})
         note = f"{'faint' if chart.name == 'loss' else 'dashed'}: {', '.join(labels)}" if labels else ""
-        return {"axis": axis, "title": chart.title, "note": note, "svg": svg, "data": self._data(picture)}
-
-    def _data(self, picture: Picture) -> str:
-        """Return the points of curves as the script reads them."""
-        names = [run.name for run in self._runs] if len(self._runs) > 1 else [""]
-        curves = [
-            [page_color(run), ", ".join(filter(None, (names[run], label))), spots]
-            for run, label, spots in picture.spots
-        ]
-        return json.dumps(curves, separators=(",", ":"))
+        data = json.dumps(curves, separators=(",", ":"))
+        return {"axis": axis, "title": chart.title, "note": note, "svg": svg, "data": data}
 
     def _pictures(self, draw: Callable[[Run], Figure | None], title: str) -> Iterator[tuple[str, Markup]]:
         """Yield the name of each run of which there is something to draw, and the picture."""
@@ -415,10 +381,10 @@ class Page:
 
 
 def _card(place: int, run: Run) -> dict[str, Any]:
-    pattern, state = dashes(place), facts.state(run)
+    pattern, state = LOOKS[place][1], facts.state(run)
     return {
         "name": run.name,
-        "color": page_color(place),
+        "color": _page_color(place),
         "dashes": "none" if pattern == "-" else " ".join(f"{2 * each:g}" for each in pattern[1]),
         "state": state,
         "has_ended": state in facts.ENDED,

@@ -4,7 +4,7 @@ They are put together from the records of all processes that trained the run. It
 goes: lines may be damaged, files missing.
 """
 
-import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -15,74 +15,31 @@ from commlib.density import exponential
 from datacache.escaping import escaped
 from training.config.reading import mapping, mappings, parsed_file
 from training.config.run_files import CONFIG, DAWNBENCH, METRICS, SUMMARY, object_in, object_of
-from training.config.schema import ConfigurationError
+from training.config.schema import ConfigurationError, is_number, is_whole
 from training.config.secrets import mask
+from training.run_folder import holder_of
 
 Record = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Folder:
-    """The contents of a run's folder. ``damaged``: lines of ``metrics.jsonl`` that are no records.
-
-    ``config`` and ``summary`` are empty where they are missing or damaged. ``is_alive``: whether it is
-    trained now.
-    """
-
-    path: Path
-    records: list[Record]
-    damaged: int = 0
-    config: Record = field(default_factory=dict)
-    summary: Record = field(default_factory=dict)
-    hardware: str = ""
-    is_alive: bool = False
-
-
-def read(path: Path, *, is_alive: bool = False) -> Folder:
-    """Read the folder of a run, secrets masked; raise ``ValueError`` with one line where it is none."""
-    try:
-        with (path / METRICS).open("rb") as file:
-            lines = [_record(line) for line in file if line.strip()]
-    except OSError as error:
-        expected = f"expected the folder of a run, which has a file {METRICS}"
-        raise ValueError(f"{escaped(str(path))}: {expected}: {error.strerror}") from error
-    records = [each for each in lines if each is not None]
-    if not records:
-        raise ValueError(f"{escaped(str(path / METRICS))}: expected the records of a run, found none")
-    last = next((each for each in reversed(records) if each["kind"] == "summary"), {})
-    return Folder(
-        path=path,
-        records=records,
-        damaged=len(lines) - len(records),
-        config=_config(path / CONFIG),
-        summary=_json(path / SUMMARY) or last,
-        hardware=text(_json(path / DAWNBENCH).get("hardware")),
-        is_alive=is_alive,
-    )
 
 
 def _record(line: bytes) -> Record | None:
     value = object_of(line)
     if not isinstance(kind := value.get("kind"), str):
         return None
-    return value if kind == "step" else _masked(value)  # a step has no text
+    return value if kind == "step" else _masked(value) or None  # a step has no text
 
 
-def _masked(value: Record) -> Record | None:
-    """Return a record with its secrets masked; ``None`` for what is nested so deep that it cannot be."""
+def _masked(value: Record) -> Record:
+    """Return a record with its secrets masked; an empty one where it is nested too deep for that."""
     try:
         return mask(value)
     except RecursionError:
-        return None
-
-
-def _json(path: Path) -> Record:
-    return _masked(object_in(path)) or {}
+        return {}
 
 
 def _config(path: Path) -> Record:
     try:
-        return _masked(mapping(parsed_file(path))) or {}
+        return _masked(mapping(parsed_file(path)))
     except ConfigurationError:
         return {}
 
@@ -96,19 +53,13 @@ def number(record: Record, *keys: str) -> float | None:
     value: Any = record
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        found = float(value)
-    except OverflowError:
-        return None
-    return found if math.isfinite(found) else None
+    return float(value) if is_number(value) and abs(value) <= sys.float_info.max else None
 
 
 def whole(record: Record, key: str) -> int | None:
     """Return the whole number from 0 on at a key, ``None`` where there is none."""
     value = record.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53 else None
+    return value if is_whole(value, 0) else None
 
 
 def text(value: Any) -> str:
@@ -197,26 +148,36 @@ class Phase:
         of_epochs = next((text(each.record.get("reducer")) for each in self.epochs), "")
         return of_epochs or text(self.result.get("reducer"))
 
-    def density(self, epoch: int) -> float | None:
+    def density(self, epoch: Epoch) -> float | None:
         """Return the density of one of its epochs as configured: 1 of all, ``None`` on one rank."""
         if not self.reducer:
             return None
-        last = number(mapping(self.config.get("reducer")), "density")
+        last = number(self.config, "reducer", "density")
         warmup = mapping(self.config.get("density_warmup"))
-        first, epochs = number(warmup, "start"), whole(warmup, "epochs")
+        first, epochs = number(warmup, "start"), min(whole(warmup, "epochs") or 0, LONGEST_WARMUP)
+        place = epoch.number - self.epochs[0].number
         if last is None or not 0 < last <= 1:
             return 1.0
-        if not first or not 0 < first <= 1 or epochs is None or epoch >= min(epochs, LONGEST_WARMUP):
+        if not first or not 0 < first <= 1 or place >= epochs:
             return last
-        return exponential(first, last, min(epochs, LONGEST_WARMUP))[epoch]
+        return exponential(first, last, epochs)[place]
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run; ``name``: by which legends tell it from others."""
+    """A run, as its folder has it; ``name``: by which legends tell it from others.
+
+    ``damaged``: lines of ``metrics.jsonl`` that are no records. ``config`` and ``summary`` are empty where
+    they are missing or damaged. ``is_alive``: whether it is trained now.
+    """
 
     name: str
-    folder: Folder
+    path: Path
+    damaged: int
+    config: Record
+    summary: Record
+    hardware: str
+    is_alive: bool
     epochs: list[Epoch] = field(default_factory=list)
     steps: list[Event] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -235,7 +196,7 @@ class Run:
     @property
     def seconds(self) -> float:
         """Return how long it has trained, without the time between a stop and its resumption."""
-        known = number(self.folder.summary, "seconds")
+        known = number(self.summary, "seconds")
         return known or max((each.seconds for each in (*self.epochs, *self.steps)), default=0.0)
 
     def all_of(self, kind: str) -> list[Event]:
@@ -243,21 +204,44 @@ class Run:
         return [each for each in self.events if each.kind == kind]
 
 
-def run_of(name: str, folder: Folder) -> Run:
-    """Return the run of a folder; steps that were trained again after a resumption are there once."""
-    run = Run(name, folder)
-    walk = _Walk(run)
-    for record, seconds in _survivors(folder.records):
-        walk.add(record, seconds)
-    configs, results = (
-        dict(enumerate(mappings(each.get("phases")))) for each in (folder.config, folder.summary)
+def read(path: Path, name: str) -> Run:
+    """Read the folder of a run, secrets masked; raise ``ValueError`` with one line where it is none.
+
+    Steps that were trained again after a resumption are there once.
+    """
+    try:
+        with (path / METRICS).open("rb") as file:
+            lines = [_record(line) for line in file if line.strip()]
+    except OSError as error:
+        expected = f"expected the folder of a run, which has a file {METRICS}"
+        raise ValueError(f"{escaped(str(path))}: {expected}: {error.strerror}") from error
+    records = [each for each in lines if each is not None]
+    if not records:
+        raise ValueError(f"{escaped(str(path / METRICS))}: expected the records of a run, found none")
+    last = next((each for each in reversed(records) if each["kind"] == "summary"), {})
+    run = Run(
+        name=name,
+        path=path,
+        damaged=len(lines) - len(records),
+        config=_config(path / CONFIG),
+        summary=_masked(object_in(path / SUMMARY)) or last,
+        hardware=text(_masked(object_in(path / DAWNBENCH)).get("hardware")),
+        is_alive=holder_of(path) is not None,
     )
+    _add_records(run, records)
+    return run
+
+
+def _add_records(run: Run, records: Sequence[Record]) -> None:
+    walk = _Walk(run)
+    for record, seconds in _survivors(records):
+        walk.add(record, seconds)
+    configs, results = (dict(enumerate(mappings(each.get("phases")))) for each in (run.config, run.summary))
     choices = {whole(each.record, "phase"): each.record for each in run.all_of("choice")}
     for index in range(max([*configs, *results, *walk.begins], default=-1) + 1):
         config, result, choice = (each.get(index, {}) for each in (configs, results, choices))
         own = [each for each in run.epochs if each.phase == index]
         run.phases.append(Phase(index, config, result, choice, walk.begins.get(index), own))
-    return run
 
 
 _Timed = tuple[Record, float]  # a record, and the second of the run at which it was written
@@ -316,7 +300,7 @@ class _Walk:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self.configs = mappings(run.folder.config.get("phases"))
+        self.configs = mappings(run.config.get("phases"))
         self.begins: dict[int, int] = {}
         self._phase = self._begin = self._first_epoch = 0
         self._next_epoch = self._epochs_end = self._end = self._step = 0
