@@ -26,7 +26,7 @@ from commlib.tuning.probe import Gradients
 from commlib.vectors import Float32
 from commlib.wire import make_codec
 from training.bench.record import Record, Seconds, WrongResult, busiest, median_bytes, report
-from training.commands.printing import Table, milliseconds, times
+from training.commands.printing import NOTHING, Table, milliseconds, times
 from training.process.job import all_or_exit, as_rank, usage_error
 
 SIZE, QUICK_SIZE = 1_000_000, 100_000
@@ -40,7 +40,6 @@ CLOCKS = {
     WALL: "from barrier to barrier, slowest rank",
 }
 BASELINE = "dense"
-NOTHING = "–"
 LINKS = ("intra", "inter")
 FLOAT32_ROUNDING = 2.0**-24
 
@@ -342,7 +341,7 @@ def _row(record: Record) -> list[str]:
         *(label(record), percent(record.case["density"]), milliseconds(record.seconds.median)),
         times(record.ratio),
         *(milliseconds(stages[link]["max"]) if stages else NOTHING for link in LINKS),
-        milliseconds(prediction["seconds"]) if prediction else NOTHING,
+        milliseconds(prediction and prediction["seconds"]),
         *sent_and_entries(record),
     ]
 

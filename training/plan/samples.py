@@ -101,8 +101,7 @@ def listing_of(config: Config, nodes: Sequence[Sequence[int]], *, is_counted: bo
 
 def _stand_ins(config: Config, *, is_counted: bool) -> tuple[Manifest, Manifest]:
     """Return manifests of as many pictures as a synthetic data set has, or of so many of unknown sizes."""
-    given = config.dataset.options
-    options = {key: given.get(key, default) for key, default in options_of(synthetic).items()}
+    options = options_of(synthetic) | config.dataset.options
     with in_one_line("synthetic"):
         check_whole(least=1, **options)
     shape = (options["side"], options["side"], options["channels"])

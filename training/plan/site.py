@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -219,10 +220,8 @@ def nodes_of(ranks: int, ranks_per_node: int | Sequence[int]) -> list[list[int]]
     >>> nodes_of(5, 2)
     [[0, 1], [2, 3], [4]]
     """
-    nodes: dict[int, list[int]] = {}
-    for rank, node in enumerate(node_of_ranks(ranks, ranks_per_node)):
-        nodes.setdefault(node, []).append(rank)
-    return list(nodes.values())
+    nodes = node_of_ranks(ranks, ranks_per_node)
+    return [list(own) for _, own in groupby(range(ranks), nodes.__getitem__)]
 
 
 def site_of(config: Config, cluster: str | None, ranks: int | None) -> Site:
