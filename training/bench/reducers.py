@@ -59,7 +59,6 @@ class Candidate:
 
     @property
     def sparse(self) -> bool:
-        """Return whether it has a density."""
         return (self.kind or REDUCERS[self.name]).sparse
 
     def make(self, topology: Topology, size: int, density: float) -> Reducer:
@@ -238,8 +237,7 @@ class Plan:
         """Return the ranks of each node, and what was measured of each candidate."""
 
         def body(comm: Communicator) -> tuple[Nodes, dict[Candidate, Measurement]]:
-            own = self.ranks_per_node or (RANKS_PER_NODE if self.comm is None else None)
-            topology, size = Topology(comm, own), self.gradients.size
+            topology, size = Topology(comm, self.ranks_per_node), self.gradients.size
             reducers = {each: each.make(topology, size, self.density) for each in candidates}
             steps = range(WARM_UP_STEPS, WARM_UP_STEPS + (self.steps or STEPS))
             taken = interleave(comm, reducers, self.gradients, steps, self.clock, unchecked=unchecked)

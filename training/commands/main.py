@@ -26,13 +26,13 @@ ConfigPath = Annotated[
 LaunchedConfig = Annotated[
     str | None,
     Argument(
-        metavar="CONFIG",
-        help="a YAML file or name (digits); or any program: -- python my.py [ARGUMENT]...",
+        metavar="CONFIG", help="a YAML file or name (digits); or any program: -- python my.py [ARGUMENT]..."
     ),
 ]
 Overrides = Annotated[
     list[str] | None, Argument(metavar="KEY=VALUE", help="override the file: reducer.density=0.05")
 ]
+JobRanks = Annotated[int | None, Option("-np", min=1, help="start a job of so many ranks")]
 Hosts = Annotated[str | None, Option("-H", help="host:slots,… [this machine]")]
 Restarts = Annotated[
     int, Option("--restarts", min=0, help="how often to restart a failed job, from its newest checkpoint")
@@ -45,8 +45,7 @@ Interface = Annotated[
     str | None, Option(help="network interface that connects the hosts, such as eth0; detected by default")
 ]
 DryRun = Annotated[
-    bool,
-    Option("--dry-run", help="build everything and take one step of each phase on generated data"),
+    bool, Option("--dry-run", help="build everything and take one step of each phase on generated data")
 ]
 MetricsPort = Annotated[
     int | None,
@@ -76,8 +75,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool,
-        Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -152,7 +150,7 @@ def tune(
         ),
     ] = None,
     overrides: Overrides = None,
-    ranks: Annotated[int | None, Option("-np", min=1, help="start a job of so many ranks")] = None,
+    ranks: JobRanks = None,
     hosts: Hosts = None,
     network_interface: Interface = None,
     ranks_per_node: Annotated[
@@ -293,7 +291,7 @@ def replay_receipt(
             metavar="A:B", help="compare the weights after steps A to B: 100:300; else up to the first digest"
         ),
     ] = None,
-    ranks: Annotated[int | None, Option("-np", min=1, help="start a job of so many ranks")] = None,
+    ranks: JobRanks = None,
     hosts: Hosts = None,
     network_interface: Interface = None,
 ) -> None:

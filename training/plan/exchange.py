@@ -31,7 +31,6 @@ class Exchange:
 
     @property
     def is_known(self) -> bool:
-        """Return whether the reducer declares what it costs."""
         return reducer_class(self.reducer).cost is not None
 
     def at(self, density: float) -> "Exchange":
@@ -60,12 +59,16 @@ class Exchange:
         total = sum(sent, LinkBytes())
         return LinkBytes(total.intra // self.site.ranks, total.inter // self.site.ranks)
 
-    def seconds(self) -> tuple[float, list[float]]:
-        """Return the seconds of the whole gradient in one piece, and of each bucket."""
-        if self.site.ranks == 1:
-            return 0.0, [0.0] * len(self.sizes)
-        whole, *parts = (self._seconds(size) for size in (sum(self.sizes), *self.sizes))
-        return whole, parts
+    def seconds(self) -> list[float]:
+        """Return the seconds of each bucket."""
+        site, options = self.site, self.options
+        if site.ranks == 1:
+            return [0.0] * len(self.sizes)
+        speeds = None if site.speeds is None else speeds_with(site.speeds, self.reducer, options)
+        return [
+            predict_seconds(self.reducer, site.nodes, size, network=site.network, speeds=speeds, **options)
+            for size in self.sizes
+        ]
 
     def messages_seconds(self, network: Network | None = None) -> float:
         """Return the seconds of the whole gradient's messages alone, over other links if they are given."""
@@ -76,11 +79,6 @@ class Exchange:
         """Return about how many messages all ranks send: as many each as latencies follow each other."""
         second = Link(1.0, 0.0)
         return round(self.site.ranks * self.messages_seconds(Network(second, second)))
-
-    def _seconds(self, size: int) -> float:
-        site, options = self.site, self.options
-        speeds = None if site.speeds is None else speeds_with(site.speeds, self.reducer, options)
-        return predict_seconds(self.reducer, site.nodes, size, network=site.network, speeds=speeds, **options)
 
 
 # -------------------------------------------------------- rounds of local steps
@@ -141,7 +139,7 @@ class StepExchange:
         return max(max(part.node_bytes()) for part in self.parts) if self.parts[0].is_known else None
 
     def seconds_of_parts(self) -> list[float]:
-        return [sum(part.seconds()[1]) for part in self.parts]
+        return [sum(part.seconds()) for part in self.parts]
 
     def room(self, computing: float) -> float:
         """Return the seconds in which replicas take the steps of a delay."""

@@ -354,12 +354,12 @@ class _Planner:
         if phase.local_steps is not None:
             sent, hidden = given.seconds(computing or 0.0)
             return sent, None if computing is None else computing + sent - hidden * self.hides
-        whole, messages = exchange.seconds()
-        if computing is None or len(messages) == 1:
-            return sum(messages), None if computing is None else computing + whole
+        messages = exchange.seconds()
+        if computing is None:
+            return sum(messages), None
         # A core that a rank leaves while it waits computes for another rank, overlap or not.
         is_shared = self.site.speeds is not None and self.site.speeds.shared
-        if self.config.overlap and self.config.accumulate == 1 and not is_shared:
+        if self.config.overlap and self.config.accumulate == 1 and len(messages) > 1 and not is_shared:
             return sum(messages), overlapped_seconds(computing, exchange.sizes, messages)
         return sum(messages), computing + sum(messages)
 
@@ -409,10 +409,8 @@ def rate_of(phase: Phase, number: int, span: Span) -> Curve:
 def densities_of(config: Config, phase: Phase, span: Span) -> list[tuple[float, int]]:
     """Return the densities of a phase, each with its steps."""
     last, warmup = config.density_of(phase), phase.density_warmup
-    if warmup is None:
-        return [(last, span.steps)]
     found, left = [], span.steps
-    for density in warmup.densities(last):
+    for density in warmup.densities(last) if warmup is not None else ():
         found.append((density, min(left, span.epoch_steps)))
         left -= found[-1][1]
-    return [*found, *([(last, left)] if left else [])]
+    return [*found, (last, left)] if left else found
