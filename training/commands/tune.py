@@ -21,6 +21,7 @@ from training.commands.train import make_trainer
 from training.config.config import Config, load
 from training.config.records import Phase, Transport
 from training.config.reducers import AUTO
+from training.plan.site import measured_for
 from training.process.devices import see_own_gpu, with_gpus
 from training.process.job import LocalRank, all_or_exit, as_rank, on_rank0
 from training.run.autotune import profile_path
@@ -191,10 +192,8 @@ def _throughput(trainer: Any) -> Iterator[dict[str, Any]]:
             taken.append((sum(vars(seconds).values()) - copying) / (WARM_UP_STEPS + COUNTED_STEPS))
         slowest = max(world.allgather_objects(median(taken[1:])))
         order = trainer.task.inputs(phase.phase, trainer.data.samples).training.order
-        each = {"configuration": config.name, "model": config.model.name, "phase": phase.number + 1}
-        each |= {"input": trainer.task.describe(phase.phase), "unit": order.unit}
-        each |= {"precision": config.precision, "per_second": order.global_batch / world.size / slowest}
-        yield each
+        facts = measured_for(config, phase.number, trainer.task.describe(phase.phase), order.unit)
+        yield facts | {"per_second": order.global_batch / world.size / slowest}
 
 
 def _save(profile: Profile, path: Path) -> None:

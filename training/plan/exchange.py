@@ -44,18 +44,15 @@ class Exchange:
         """Return the bytes that all ranks of each node send over the slow link; of one node: inside it."""
         if self.site.ranks == 1:
             return [0]
-        sent = [LinkBytes()] * len(self.site.nodes)
-        for size in self.sizes:
-            more = bytes_of_nodes(self.reducer, self.site.nodes, size, **self.options)
-            sent = [a + b for a, b in zip(sent, more, strict=True)]
+        buckets = (bytes_of_nodes(self.reducer, self.site.nodes, size, **self.options) for size in self.sizes)
+        sent = [sum(of_node, LinkBytes()) for of_node in zip(*buckets, strict=True)]
         return [each.inter if len(sent) > 1 else each.intra for each in sent]
 
     def rank_bytes(self) -> LinkBytes | None:
         """Return the bytes that a rank sends of the whole gradient, on average; ``None``: not known."""
         if not self.is_known:
             return None
-        nodes = self.site.nodes
-        sent = bytes_of_nodes(self.reducer, nodes, sum(self.sizes), **self.options)
+        sent = bytes_of_nodes(self.reducer, self.site.nodes, sum(self.sizes), **self.options)
         total = sum(sent, LinkBytes())
         return LinkBytes(total.intra // self.site.ranks, total.inter // self.site.ranks)
 

@@ -25,7 +25,7 @@ from training.config.schedules import Span
 from training.plan.exchange import Exchange, StepExchange, exchanges_per_step, overlapped_seconds
 from training.plan.memory import GRADIENTS, Memory, Weights, kept_by, slots_of
 from training.plan.samples import Epoch, Listing
-from training.plan.site import Capacity, Site, per_second
+from training.plan.site import Capacity, Site, measured_for, per_second
 from training.run.autotune import UNPREDICTABLE, bucket_mib, check_budget, choices_within
 from training.run.dry_run import resolved_rate
 
@@ -171,22 +171,18 @@ def make_plan(config: Config, site: Site, listing: Listing, weights: Weights) ->
 
 def check_room(plan: Plan) -> None:
     """Raise a ``ValueError`` of one line for a plan that does not fit a node."""
-    room, where = plan.room, plan.site.source if plan.site.file is not None else "this machine"
-
-    def check(what: str, needed: int | None, there: int | None) -> None:
+    room, ranks = plan.room, plan.site.ranks_of_node
+    needs = [("cache.disk", plan.disk, room.disk), ("cache.memory", plan.memory, room.shm)]
+    for phase in plan.phases:
+        memory, rank = f"phases[{phase.number - 1}]: memory of", phase.memory.total
+        on_node = plan.memory + (ranks * rank if room.gpu is None else 0)
+        needs.append((f"{memory} a rank on its GPU", rank, room.gpu))
+        needs.append((f"{memory} {ranks} ranks on a node, and its cache.memory", on_node, room.memory))
+    for what, needed, there in needs:
         if needed is not None and there is not None and needed > there:
+            where = plan.site.source if plan.site.file is not None else "this machine"
             expected = f"expected at most the {readable(there)} that {where} has"
             raise ValueError(f"{what}: {expected}, got {readable(needed)}")
-
-    check("cache.disk", plan.disk, room.disk)
-    check("cache.memory", plan.memory, room.shm)
-    for phase in plan.phases:
-        rank, ranks = phase.memory.total, plan.site.ranks_of_node
-        if room.gpu is not None:
-            check(f"phases[{phase.number - 1}]: memory of a rank on its GPU", rank, room.gpu)
-            rank = 0
-        what = f"phases[{phase.number - 1}]: memory of {ranks} ranks on a node, and its cache.memory"
-        check(what, ranks * rank + plan.memory, room.memory)
 
 
 def _choices(config: Config, site: Site, size: int) -> dict[int, Choice]:
@@ -330,16 +326,8 @@ class _Planner:
 
     def _computing(self, number: int, described: str, epoch: Epoch) -> float | None:
         """Return the seconds in which one rank computes a step, by the site's throughput."""
-        config = self.config
-        found = per_second(
-            self.site.throughput,
-            model=config.model.name,
-            configuration=config.name,
-            phase=number + 1,
-            input=described,
-            unit=epoch.unit,
-            precision=config.precision,
-        )
+        facts = measured_for(self.config, number, described, epoch.unit)
+        found = per_second(self.site.throughput, **facts)
         return None if found is None else epoch.global_batch / self.site.ranks / found
 
     def _seconds(
@@ -373,16 +361,15 @@ class _Planner:
         options = {**exchange.options, "wrappers": wrappers}
         kept = kept_by(exchange.reducer, options, site.nodes, size, exchange.rank_bytes())
         is_sharded = config.optimizer.sharded and not reducer_class(exchange.reducer).sparse
-        slots = VALUE_BYTES * size * slots_of(config)
-        copies = int(config.average is not None)
-        gradients = GRADIENTS
-        if phase.local_steps is not None:
-            slots += slots + VALUE_BYTES * size * bool(phase.outer and phase.outer.momentum)
-            copies, gradients = copies + 1, gradients + 1
+        vector, is_local = VALUE_BYTES * size, phase.local_steps is not None
+        slots = vector * slots_of(config)
+        if is_local:
+            slots += slots + vector * bool(phase.outer and phase.outer.momentum)
         return Memory(
-            weights=VALUE_BYTES * (size + copies * size + self.weights.others),
+            weights=vector * (1 + (config.average is not None) + is_local)
+            + VALUE_BYTES * self.weights.others,
             optimizer=-(-slots // site.ranks) if is_sharded else slots,
-            gradient=gradients * VALUE_BYTES * size,
+            gradient=vector * (GRADIENTS + is_local),
             residual=kept.residual,
             reducer=kept.reducer,
         )

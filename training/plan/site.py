@@ -93,8 +93,7 @@ class Throughput(Record):
 
     def fits(self, **facts: Any) -> bool:
         """Return whether all keys that are given equal these facts."""
-        given = self.model_dump(exclude={"per_second"}, exclude_none=True)
-        return all(facts.get(key) == value for key, value in given.items())
+        return self.model_dump(exclude={"per_second"}, exclude_none=True).items() <= facts.items()
 
 
 class ClusterFile(Record):
@@ -137,6 +136,12 @@ class ClusterFile(Record):
     @property
     def ranks(self) -> int:
         return self.nodes * self.ranks_per_node
+
+
+def measured_for(config: Config, number: int, described: str, unit: str) -> dict[str, Any]:
+    """Return what a throughput of phase ``number``, from 0, is measured for: keys of :class:`Throughput`."""
+    phase = {"phase": number + 1, "input": described, "unit": unit, "precision": config.precision}
+    return {"configuration": config.name, "model": config.model.name} | phase
 
 
 def per_second(throughput: Sequence[Throughput], **facts: Any) -> float | None:
@@ -244,8 +249,8 @@ def site_of(config: Config, cluster: str | None, ranks: int | None) -> Site:
         site = Site(f"profile {path}", nodes, profile, throughput=throughput)
     else:
         return Site("no --cluster and no profile", nodes_of(ranks or 1, given or ranks or 1))
-    counts = list(map(len, site.nodes))
-    if given is not None and list(map(len, nodes_of(site.ranks, given))) != counts:
+    if given is not None and nodes_of(site.ranks, given) != site.nodes:
+        counts = list(map(len, site.nodes))
         shown = counts[0] if len(set(counts)) == 1 else counts
         expected = f"expected {shown} as on the nodes of the {site.source}, got {given}"
         raise ValueError(f"ranks_per_node: {expected}; to plan all the same: ranks_per_node=null")
