@@ -78,9 +78,6 @@ class Exchange:
         return round(self.site.ranks * self.messages_seconds(Network(second, second)))
 
 
-# -------------------------------------------------------- rounds of local steps
-
-
 def exchanges_per_step(counts: Sequence[int], schedule: Schedule) -> list[list[float]]:
     """Return the mean exchanges of each fragment in a step, for each run of ``counts`` steps of a phase.
 
@@ -149,9 +146,6 @@ class StepExchange:
             whole += share * seconds
             hidden += (share - self.unhidden) * min(seconds, room)
         return whole, hidden
-
-
-# -------------------------------------------------------- messages beside the backward pass
 
 
 def overlapped_seconds(computing: float, sizes: Sequence[int], messages: Sequence[float]) -> float:

@@ -91,9 +91,6 @@ def kept_by(
     return Kept(residual, vector + shards, selecting + held)
 
 
-# -------------------------------------------------------- weights and optimizer
-
-
 @dataclass(frozen=True)
 class Weights:
     """Shapes of trainable variables, in the order of the layers; ``others``: entries of those not trained."""

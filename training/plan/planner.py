@@ -375,9 +375,6 @@ class _Planner:
         )
 
 
-# -------------------------------------------------------- learning rate and density
-
-
 def rate_of(phase: Phase, number: int, span: Span) -> Curve:
     """Return the learning rate of a phase; ``ValueError`` that begins with the key where it does not fit.
 

@@ -18,15 +18,13 @@ from training.datasets.synthetic import KNOWN, synthetic
 from training.run.data import cache_dirs_of
 from training.run.dry_run import generated
 from training.tasks.image_classification import facts_of
-from training.tasks.task import Samples
+from training.tasks.task import EpochSize, Samples
 
 
 @dataclass(frozen=True)
-class Epoch:
-    """An epoch of a phase: its steps, and what each takes over all ranks, in ``unit``."""
+class Epoch(EpochSize):
+    """An epoch of a phase, whose global batch is counted in ``unit``."""
 
-    steps: int
-    global_batch: int
     unit: str
 
 
