@@ -25,11 +25,9 @@ __all__ = ["Trainer", "commlib", "datacache", "pto", "training"]
 
 def __getattr__(name: str) -> Any:
     """Import a package when it is accessed; only ``Trainer`` loads TensorFlow."""
-    if name == "Trainer":
-        return _package("training").Trainer
-    if name in __all__:
-        return _package(name)
-    raise AttributeError(f"module 'cloudtrain' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module 'cloudtrain' has no attribute {name!r}")
+    return _package("training").Trainer if name == "Trainer" else _package(name)
 
 
 def _package(name: str) -> Any:

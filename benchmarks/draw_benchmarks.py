@@ -32,9 +32,9 @@ from benchmarks.race import A_STEP, TO_ACCURACY, runs_table, steps_table
 from benchmarks.reducers import table_of
 from training.bench.cache import table as cache_table
 from training.bench.record import Record
-from training.bench.reducers import NOTHING, label, percent
+from training.bench.reducers import label, percent
 from training.bench.selection import case_table
-from training.commands.printing import Table, milliseconds
+from training.commands.printing import NOTHING, Table, milliseconds
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent

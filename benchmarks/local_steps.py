@@ -29,9 +29,8 @@ from benchmarks.drawing.style import PALETTE, docs_picture
 from benchmarks.jobs import EmulatedCluster, Layout, cluster_until_end, environment, module, ratio
 from benchmarks.race_plan import HOROVOD_RING, RING
 from training.bench.record import Seconds, machine
-from training.bench.reducers import NOTHING
 from training.callbacks.callback import Callback, Event
-from training.commands.printing import times
+from training.commands.printing import NOTHING, times
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAN = ROOT / "benchmarks" / "local_steps.yaml"

@@ -33,8 +33,7 @@ from benchmarks.jobs import (
 from benchmarks.race_plan import AUTO, DENSITY, OFF, RACED, Cell, Subject, cells, subjects
 from commlib.topology import LinkBytes
 from training.bench.record import Record, Seconds
-from training.bench.reducers import NOTHING
-from training.commands.printing import Table, milliseconds, times
+from training.commands.printing import NOTHING, Table, milliseconds, times
 from training.process.job import usage_error
 from training.process.launch import cloudtrain
 
@@ -260,7 +259,7 @@ def steps_table(records: Sequence[Record]) -> Table:
             f"{more['of_best']:.2f}",
             times(ratio(medians.get(f"{record.subject}{OFF}"), seconds.median)),
             NOTHING if hidden is None else percent(hidden),
-            NOTHING if (planned := more.get("planned_seconds")) is None else milliseconds(planned),
+            milliseconds(more.get("planned_seconds")),
             f"{record.bytes.inter / 1e3:,.0f}" if record.bytes else NOTHING,
             f"{more['card_bytes'] / 1e3:,.0f}",
         ]

@@ -38,7 +38,6 @@ from training.bench.record import Record, Seconds, report
 from training.bench.reducers import (
     BASELINE,
     CLOCKS,
-    NOTHING,
     WALL,
     Candidate,
     Measurement,
@@ -48,7 +47,7 @@ from training.bench.reducers import (
     percent,
     sent_and_entries,
 )
-from training.commands.printing import Table, milliseconds, times
+from training.commands.printing import NOTHING, Table, milliseconds, times
 from training.process.job import as_rank, usage_error
 
 # Five reducers of 25.6 M entries, on eight ranks of one machine, fit in 24 GiB.

@@ -69,7 +69,6 @@ class Setting:
 
     @property
     def cached_batches(self) -> int:
-        """Return how many batches a run reads from the levels."""
         return QUICK_BATCHES if self.quick else CACHED_BATCHES
 
     @property

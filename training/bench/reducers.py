@@ -26,7 +26,7 @@ from commlib.tuning.probe import Gradients
 from commlib.vectors import Float32
 from commlib.wire import make_codec
 from training.bench.record import Record, Seconds, WrongResult, busiest, median_bytes, report
-from training.commands.printing import Table, milliseconds, times
+from training.commands.printing import NOTHING, Table, milliseconds, times
 from training.process.job import all_or_exit, as_rank, usage_error
 
 SIZE, QUICK_SIZE = 1_000_000, 100_000
@@ -40,7 +40,6 @@ CLOCKS = {
     WALL: "from barrier to barrier, slowest rank",
 }
 BASELINE = "dense"
-NOTHING = "–"
 LINKS = ("intra", "inter")
 FLOAT32_ROUNDING = 2.0**-24
 
@@ -60,7 +59,6 @@ class Candidate:
 
     @property
     def sparse(self) -> bool:
-        """Return whether it has a density."""
         return (self.kind or REDUCERS[self.name]).sparse
 
     def make(self, topology: Topology, size: int, density: float) -> Reducer:
@@ -239,8 +237,7 @@ class Plan:
         """Return the ranks of each node, and what was measured of each candidate."""
 
         def body(comm: Communicator) -> tuple[Nodes, dict[Candidate, Measurement]]:
-            own = self.ranks_per_node or (RANKS_PER_NODE if self.comm is None else None)
-            topology, size = Topology(comm, own), self.gradients.size
+            topology, size = Topology(comm, self.ranks_per_node), self.gradients.size
             reducers = {each: each.make(topology, size, self.density) for each in candidates}
             steps = range(WARM_UP_STEPS, WARM_UP_STEPS + (self.steps or STEPS))
             taken = interleave(comm, reducers, self.gradients, steps, self.clock, unchecked=unchecked)
@@ -342,7 +339,7 @@ def _row(record: Record) -> list[str]:
         *(label(record), percent(record.case["density"]), milliseconds(record.seconds.median)),
         times(record.ratio),
         *(milliseconds(stages[link]["max"]) if stages else NOTHING for link in LINKS),
-        milliseconds(prediction["seconds"]) if prediction else NOTHING,
+        milliseconds(prediction and prediction["seconds"]),
         *sent_and_entries(record),
     ]
 

@@ -11,10 +11,9 @@ from datacache.errors import Untrusted
 from datacache.levels import CacheDirs
 from datacache.management import CacheFolder
 from datacache.sources.base import superseded
-from training.commands.printing import Table
+from training.commands.printing import NOTHING, Table
 from training.config.config import load
 from training.config.records import Cache
-from training.config.schema import ConfigurationError
 from training.process.job import all_or_exit, as_rank, usage_error
 from training.run.data import PhaseData, cache_dirs_of, load_data
 from training.run.parts import load_together
@@ -53,18 +52,14 @@ def _phases(path: str, overrides: Sequence[str]) -> Iterator[tuple[int, PhaseDat
 
 
 def _report(what: str, is_silent: bool, done: int, total: int) -> None:
-    end = "\n" if done == total or not sys.stdout.isatty() else "\r"
     if total and not is_silent and (done == total or sys.stdout.isatty()):
+        end = "\n" if done == total else "\r"
         print(f"{what}: {done:,} of {total:,} samples", end=end, flush=True)
 
 
 def _folders(path: str | None, overrides: Sequence[str]) -> list[CacheFolder]:
     try:
-        cache = AUTO if path is None else load(path, overrides).cache
-    except ConfigurationError as error:
-        usage_error(str(error))
-    try:
-        dirs = cache_dirs_of(cache)
+        dirs = cache_dirs_of(AUTO if path is None else load(path, overrides).cache)
         outdated = superseded(dirs.disk) if dirs.disk else ()
         roots = [root for root in (dirs.disk, dirs.memory) if root]
         return [each for root in roots for each in management.list_folders(root, outdated)]
@@ -88,12 +83,12 @@ def info(path: str | None, overrides: Sequence[str]) -> None:
 def _row(folder: CacheFolder) -> list[str]:
     return [
         folder.path.name[:16],
-        "–" if folder.level is None else str(folder.level),
+        NOTHING if folder.level is None else str(folder.level),
         f"{folder.samples:,}",
         readable(folder.bytes),
         folder.state,
         f"{folder.requested:,}",
-        f"{folder.found / folder.requested:.1%}" if folder.requested else "–",
+        f"{folder.found / folder.requested:.1%}" if folder.requested else NOTHING,
         "yes" if folder.in_use else "no",
         f"{folder.days:.1f}",
     ]

@@ -14,7 +14,6 @@ class Group(TyperGroup):
     """Commands whose help is readable at any width."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command, prepared for display."""
         command = super().get_command(ctx, cmd_name)
         if command is None:
             return None
@@ -37,7 +36,6 @@ class ProgramCommand(TyperCommand):
     """A command whose arguments after ``--`` are a program, stored in ``context.meta[PROGRAM]``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Split off the program, and parse the rest."""
         if "--" in args:
             at = args.index("--")
             ctx.meta[PROGRAM] = args[at + 1 :]

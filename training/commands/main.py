@@ -23,41 +23,24 @@ app = typer.Typer(
 ConfigPath = Annotated[
     str, Argument(metavar="CONFIG", help="a YAML file, or the name of one that ships: digits")
 ]
-LaunchedConfig = Annotated[
-    str | None,
-    Argument(
-        metavar="CONFIG",
-        help="a YAML file or name (digits); or any program: -- python my.py [ARGUMENT]...",
-    ),
-]
 Overrides = Annotated[
     list[str] | None, Argument(metavar="KEY=VALUE", help="override the file: reducer.density=0.05")
 ]
+JobRanks = Annotated[int | None, Option("-np", min=1, help="start a job of so many ranks")]
 Hosts = Annotated[str | None, Option("-H", help="host:slots,… [this machine]")]
-Restarts = Annotated[
-    int, Option("--restarts", min=0, help="how often to restart a failed job, from its newest checkpoint")
-]
-HostFailures = Annotated[
-    int, Option("--host-failures", min=1, help="leave out a host after so many failures of the job there")
-]
-Grace = Annotated[float, Option("--grace", min=0, help="seconds that ranks have to end after SIGTERM")]
 Interface = Annotated[
     str | None, Option(help="network interface that connects the hosts, such as eth0; detected by default")
 ]
 DryRun = Annotated[
-    bool,
-    Option("--dry-run", help="build everything and take one step of each phase on generated data"),
+    bool, Option("--dry-run", help="build everything and take one step of each phase on generated data")
 ]
 MetricsPort = Annotated[
-    int | None,
-    Option("--metrics-port", metavar="PORT", help="serve metrics to Prometheus on 127.0.0.1 of rank 0"),
+    int | None, Option(metavar="PORT", help="serve metrics to Prometheus on 127.0.0.1 of rank 0")
 ]
 CachedConfig = Annotated[
     str | None,
     Argument(metavar="CONFIG", help="the configuration with the cache folders; without it, those of auto"),
 ]
-
-RunPath = Annotated[Path, Argument(metavar="RUN", help="the folder of a run: runs/digits-…")]
 RunPaths = Annotated[list[Path], Argument(metavar="RUN", help="folders of runs: runs/digits-…")]
 
 caches = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None)
@@ -76,8 +59,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool,
-        Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -104,15 +86,25 @@ def _with_port(overrides: list[str] | None, metrics_port: int | None) -> list[st
 def launch(
     context: typer.Context,
     ranks: Annotated[int, Option("-np", min=1, help="number of ranks")],
-    config: LaunchedConfig = None,
+    config: Annotated[
+        str | None,
+        Argument(
+            metavar="CONFIG",
+            help="a YAML file or name (digits); or any program: -- python my.py [ARGUMENT]...",
+        ),
+    ] = None,
     overrides: Overrides = None,
     hosts: Hosts = None,
     network_interface: Interface = None,
     dry_run: DryRun = False,
     metrics_port: MetricsPort = None,
-    restarts: Restarts = 0,
-    host_failures: HostFailures = 2,
-    grace: Grace = 30,
+    restarts: Annotated[
+        int, Option(min=0, help="how often to restart a failed job, from its newest checkpoint")
+    ] = 0,
+    host_failures: Annotated[
+        int, Option(min=1, help="leave out a host after so many failures of the job there")
+    ] = 2,
+    grace: Annotated[float, Option(min=0, help="seconds that ranks have to end after SIGTERM")] = 30,
 ) -> None:
     """Start `cloudtrain train`, or any program behind `--`, on many ranks with mpirun."""
     from training.commands.train import load_any
@@ -152,7 +144,7 @@ def tune(
         ),
     ] = None,
     overrides: Overrides = None,
-    ranks: Annotated[int | None, Option("-np", min=1, help="start a job of so many ranks")] = None,
+    ranks: JobRanks = None,
     hosts: Hosts = None,
     network_interface: Interface = None,
     ranks_per_node: Annotated[
@@ -286,14 +278,14 @@ def verify_receipt(runs: RunPaths) -> None:
 
 @receipts.command("replay")
 def replay_receipt(
-    run: RunPath,
+    run: Annotated[Path, Argument(metavar="RUN", help="the folder of a run: runs/digits-…")],
     steps: Annotated[
         str | None,
         Option(
             metavar="A:B", help="compare the weights after steps A to B: 100:300; else up to the first digest"
         ),
     ] = None,
-    ranks: Annotated[int | None, Option("-np", min=1, help="start a job of so many ranks")] = None,
+    ranks: JobRanks = None,
     hosts: Hosts = None,
     network_interface: Interface = None,
 ) -> None:

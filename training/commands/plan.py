@@ -7,7 +7,7 @@ from typing import Any
 
 from commlib.errors import one_line
 from datacache.capacity import readable
-from training.commands.printing import Table, milliseconds, times
+from training.commands.printing import NOTHING, Table, milliseconds, times
 from training.plan.memory import weights_of
 from training.plan.planner import PhasePlan, Plan, check_room, make_plan
 from training.plan.samples import listing_of, load_countable
@@ -15,8 +15,6 @@ from training.plan.simulation import Simulation, simulations
 from training.plan.site import site_of
 from training.process.job import log_error, usage_error
 from training.run.parts import import_parts
-
-NONE = "–"
 
 
 def plan(
@@ -117,14 +115,14 @@ def _schedule(phase: PhasePlan) -> list[str]:
         phase.input,
         str(phase.rate),
         phase.reducer,
-        NONE if phase.density is None else str(phase.density),
+        NOTHING if phase.density is None else str(phase.density),
     ]
 
 
 def _rounds(phase: PhasePlan) -> str:
     """Return the local steps of a phase, with its fragments and their delay as ``30/3+4``."""
     if phase.local_steps is None:
-        return NONE
+        return NOTHING
     fragments = f"/{phase.fragments}" if phase.fragments > 1 else ""
     return f"{phase.local_steps}{fragments}{f'+{phase.delay}' if phase.delay else ''}"
 
@@ -132,7 +130,7 @@ def _rounds(phase: PhasePlan) -> str:
 def _fragments(plan: Plan) -> Iterator[str]:
     """Yield what the local steps of phases with fragments or a delay are."""
     for phase in plan.phases:
-        if (rounds := _rounds(phase)) not in (NONE, str(phase.local_steps)):
+        if (rounds := _rounds(phase)) not in (NOTHING, str(phase.local_steps)):
             parts = f"each of {phase.fragments} fragments" if phase.fragments > 1 else "the difference"
             delay = f" and arrives {phase.delay} later" if phase.delay else ""
             yield f"local steps {rounds}: {parts} leaves every {phase.local_steps} steps{delay}"
@@ -187,13 +185,12 @@ def _step(plan: Plan) -> Table:
                 _shown(phase.dense_bytes, 1e-6),
                 _shown(phase.slow_bytes, 1e-6),
                 times(phase.dense_bytes / phase.slow_bytes if phase.slow_bytes else None),
-                *(NONE if each is None else milliseconds(each) for each in (phase.messages, phase.computing)),
-                NONE if phase.step is None else milliseconds(phase.step),
-                NONE if phase.per_second is None else f"{phase.per_second:,.0f} {phase.unit}",
-                NONE if phase.efficiency is None else f"{phase.efficiency:.1%}",
+                *map(milliseconds, (phase.messages, phase.computing, phase.step)),
+                NOTHING if phase.per_second is None else f"{phase.per_second:,.0f} {phase.unit}",
+                NOTHING if phase.efficiency is None else f"{phase.efficiency:.1%}",
                 _time(phase.seconds),
                 _shown(phase.traffic_bytes, 1e-9),
-                NONE if cost is None else f"{cost:,.2f}",
+                NOTHING if cost is None else f"{cost:,.2f}",
             ]
         )
     rounds = ", the mean of a round with local steps" if any(p.local_steps for p in plan.phases) else ""
@@ -208,7 +205,7 @@ def _shown(value: float | None, unit: float) -> str:
     ('30.6', '1,318', '–')
     """
     if value is None:
-        return NONE
+        return NOTHING
     return f"{value * unit:,.0f}" if value * unit >= 100 else f"{value * unit:.3g}"
 
 
@@ -219,7 +216,7 @@ def _time(seconds: float | None) -> str:
     ('1:02:05', '2.2 s')
     """
     if seconds is None:
-        return NONE
+        return NOTHING
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

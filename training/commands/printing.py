@@ -10,6 +10,7 @@ from rich.console import Console
 
 from training.process.progress import has_launcher
 
+NOTHING = "–"  # of what is not known
 WIDTH = 180  # wider than any table: a terminal may wrap lines, numbers are not truncated
 
 
@@ -28,27 +29,23 @@ class Table:
         console = Console(  # a name may look like markup
             force_terminal=is_terminal, width=WIDTH, highlight=False, emoji=False, markup=False
         )
-        table = rich.table.Table(
-            box=SIMPLE_HEAD if is_terminal else None, pad_edge=False, padding=(0, 1, 0, 0)
-        )
+        box = SIMPLE_HEAD if is_terminal else None
+        table = rich.table.Table(box=box, pad_edge=False, padding=(0, 1, 0, 0))
         for column, name in enumerate(self.header):
             table.add_column(name, justify="right" if column else "left", vertical="bottom", no_wrap=True)
         for row in self.rows:
             table.add_row(*row)
-        console.print(self.title)
-        console.print(table)
-        for note in self.notes:
-            console.print(note)
-        console.print()
+        for each in (self.title, table, *self.notes, ""):
+            console.print(each)
 
 
-def milliseconds(seconds: float) -> str:
+def milliseconds(seconds: float | None) -> str:
     """Return seconds in ms, without the unit.
 
-    >>> milliseconds(0.0123456), milliseconds(1.5)
-    ('12.346', '1,500.0')
+    >>> milliseconds(0.0123456), milliseconds(1.5), milliseconds(None)
+    ('12.346', '1,500.0', '–')
     """
-    return f"{seconds * 1e3:,.{1 if seconds >= 0.1 else 3}f}"
+    return NOTHING if seconds is None else f"{seconds * 1e3:,.{1 if seconds >= 0.1 else 3}f}"
 
 
 def times(ratio: float | None) -> str:
@@ -57,4 +54,4 @@ def times(ratio: float | None) -> str:
     >>> times(12.345), times(0.0123), times(None)
     ('12.3', '0.0123', '–')
     """
-    return "–" if ratio is None else f"{ratio:,.3g}" if ratio < 100 else f"{ratio:,.0f}"
+    return NOTHING if ratio is None else f"{ratio:,.3g}" if ratio < 100 else f"{ratio:,.0f}"

@@ -21,6 +21,7 @@ from training.commands.train import make_trainer
 from training.config.config import Config, load
 from training.config.records import Phase, Transport
 from training.config.reducers import AUTO
+from training.plan.site import measured_for
 from training.process.devices import see_own_gpu, with_gpus
 from training.process.job import LocalRank, all_or_exit, as_rank, on_rank0
 from training.run.autotune import profile_path
@@ -147,15 +148,14 @@ def _measure(topology: Topology, cases: Sequence[Case]) -> Profile:
             print(f"measured {why}: measuring again …", flush=True)
         profile = measure(topology)
     for size in dict.fromkeys(case.size for case in cases):
-        densities = list(dict.fromkeys(case.density for case in cases if case.size == size))
+        own: dict[float, list[Candidate]] = {case.density: [] for case in cases if case.size == size}
+        for case in cases:
+            if case.size == size and case.own is not None:
+                own[case.density].append(case.own)
         if is_reporting:
-            shares = " and ".join(f"{density:g}" for density in densities)
+            shares = " and ".join(f"{density:g}" for density in own)
             print(f"trying reducers on {size:,} entries at density {shares} …", flush=True)
-        own = {
-            density: [case.own for case in cases if case.own and (case.size, case.density) == (size, density)]
-            for density in densities
-        }
-        profile = try_out(topology, profile, size, densities, own)
+        profile = try_out(topology, profile, size, own, own)
     return profile
 
 
@@ -192,10 +192,8 @@ def _throughput(trainer: Any) -> Iterator[dict[str, Any]]:
             taken.append((sum(vars(seconds).values()) - copying) / (WARM_UP_STEPS + COUNTED_STEPS))
         slowest = max(world.allgather_objects(median(taken[1:])))
         order = trainer.task.inputs(phase.phase, trainer.data.samples).training.order
-        each = {"configuration": config.name, "model": config.model.name, "phase": phase.number + 1}
-        each |= {"input": trainer.task.describe(phase.phase), "unit": order.unit}
-        each |= {"precision": config.precision, "per_second": order.global_batch / world.size / slowest}
-        yield each
+        facts = measured_for(config, phase.number, trainer.task.describe(phase.phase), order.unit)
+        yield facts | {"per_second": order.global_batch / world.size / slowest}
 
 
 def _save(profile: Profile, path: Path) -> None:
@@ -213,38 +211,28 @@ def _report(profile: Profile, path: Path, topology: Topology, cases: Sequence[Ca
     if topology.world.size == 1:
         print(f"reducer=auto picks {ALONE}")
         return
-    for line in _links(profile, topology):
-        print(line)
+    if max(map(len, topology.nodes)) > 1:
+        print(f"inside a node:  {_speed(profile.network.intra)}")
+    if len(topology.nodes) > 1:
+        print(f"between nodes:  {_speed(profile.network.inter)}")
     if (why := implausible(profile)) is not None:
         print(f"warning: measured {why} {ATTEMPTS} times: is the machine busy?")
     print(flush=True)
     on_gpus = topology.world.arrays is not np
-    picked = [
-        (case, choose(profile, topology.nodes, case.size, case.density, on_gpus=on_gpus)) for case in cases
-    ]
+    nodes = topology.nodes
+    picks = [choose(profile, nodes, each.size, each.density, on_gpus=on_gpus) for each in cases]
     header = ["gradient", "density", "reducer", "wire", "expected\nms", "× dense"]
-    Table("reducer=auto picks", header, [_row(*each) for each in picked]).print()
-    for case, choice in picked:
+    Table("reducer=auto picks", header, list(map(_row, cases, picks))).print()
+    for case, choice in zip(cases, picks, strict=True):
         print(f"{case.label}{choice.reason}", flush=True)
-        for line in _remarks(profile, tuner.Case(topology.nodes, case.size, case.density, on_gpus), case.own):
-            print(f"{case.label}{line}", flush=True)
-
-
-def _remarks(profile: Profile, case: tuner.Case, own: Candidate | None) -> Iterator[str]:
-    """Yield what to know of the measurements of a case besides the pick."""
-    if own is not None:
-        milli = milliseconds(expect(profile, case)[own])
-        yield f"the configuration's own reducer, {own}: {milli} ms measured"
-    if (spread := spread_of(profile, case, tried(profile, case))) > WIDE:
-        often = f"by {spread:.0%} of their median in {ATTEMPTS} attempts"
-        yield f"warning: the measured steps differ {often}: is the machine busy?"
-
-
-def _links(profile: Profile, topology: Topology) -> Iterator[str]:
-    if max(map(len, topology.nodes)) > 1:
-        yield f"inside a node:  {_speed(profile.network.intra)}"
-    if len(topology.nodes) > 1:
-        yield f"between nodes:  {_speed(profile.network.inter)}"
+        measured = tuner.Case(nodes, case.size, case.density, on_gpus)
+        if case.own is not None:
+            milli = milliseconds(expect(profile, measured)[case.own])
+            print(f"{case.label}the configuration's own reducer, {case.own}: {milli} ms measured", flush=True)
+        if (spread := spread_of(profile, measured, tried(profile, measured))) > WIDE:
+            often = f"by {spread:.0%} of their median in {ATTEMPTS} attempts"
+            warning = f"warning: the measured steps differ {often}: is the machine busy?"
+            print(f"{case.label}{warning}", flush=True)
 
 
 def _speed(link: Link) -> str:

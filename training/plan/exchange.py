@@ -12,7 +12,6 @@ from commlib import Link, LinkBytes, Network, bytes_of_nodes, predict_seconds
 from commlib.reducers import reducer_class
 from commlib.rounds import Schedule
 from commlib.tuning.tuner import speeds_with
-from training.config.records import Phase
 from training.plan.site import Site, nodes_of
 
 FORWARD = 1 / 3  # of computing: the backward pass has two products for each of the forward pass
@@ -32,7 +31,6 @@ class Exchange:
 
     @property
     def is_known(self) -> bool:
-        """Return whether the reducer declares what it costs."""
         return reducer_class(self.reducer).cost is not None
 
     def at(self, density: float) -> "Exchange":
@@ -46,27 +44,28 @@ class Exchange:
         """Return the bytes that all ranks of each node send over the slow link; of one node: inside it."""
         if self.site.ranks == 1:
             return [0]
-        sent = [LinkBytes()] * len(self.site.nodes)
-        for size in self.sizes:
-            more = bytes_of_nodes(self.reducer, self.site.nodes, size, **self.options)
-            sent = [a + b for a, b in zip(sent, more, strict=True)]
+        buckets = (bytes_of_nodes(self.reducer, self.site.nodes, size, **self.options) for size in self.sizes)
+        sent = [sum(of_node, LinkBytes()) for of_node in zip(*buckets, strict=True)]
         return [each.inter if len(sent) > 1 else each.intra for each in sent]
 
     def rank_bytes(self) -> LinkBytes | None:
         """Return the bytes that a rank sends of the whole gradient, on average; ``None``: not known."""
         if not self.is_known:
             return None
-        nodes = self.site.nodes
-        sent = bytes_of_nodes(self.reducer, nodes, sum(self.sizes), **self.options)
+        sent = bytes_of_nodes(self.reducer, self.site.nodes, sum(self.sizes), **self.options)
         total = sum(sent, LinkBytes())
         return LinkBytes(total.intra // self.site.ranks, total.inter // self.site.ranks)
 
-    def seconds(self) -> tuple[float, list[float]]:
-        """Return the seconds of the whole gradient in one piece, and of each bucket."""
-        if self.site.ranks == 1:
-            return 0.0, [0.0] * len(self.sizes)
-        whole, *parts = (self._seconds(size) for size in (sum(self.sizes), *self.sizes))
-        return whole, parts
+    def seconds(self) -> list[float]:
+        """Return the seconds of each bucket."""
+        site, options = self.site, self.options
+        if site.ranks == 1:
+            return [0.0] * len(self.sizes)
+        speeds = None if site.speeds is None else speeds_with(site.speeds, self.reducer, options)
+        return [
+            predict_seconds(self.reducer, site.nodes, size, network=site.network, speeds=speeds, **options)
+            for size in self.sizes
+        ]
 
     def messages_seconds(self, network: Network | None = None) -> float:
         """Return the seconds of the whole gradient's messages alone, over other links if they are given."""
@@ -77,14 +76,6 @@ class Exchange:
         """Return about how many messages all ranks send: as many each as latencies follow each other."""
         second = Link(1.0, 0.0)
         return round(self.site.ranks * self.messages_seconds(Network(second, second)))
-
-    def _seconds(self, size: int) -> float:
-        site, options = self.site, self.options
-        speeds = None if site.speeds is None else speeds_with(site.speeds, self.reducer, options)
-        return predict_seconds(self.reducer, site.nodes, size, network=site.network, speeds=speeds, **options)
-
-
-# -------------------------------------------------------- rounds of local steps
 
 
 def exchanges_per_step(counts: Sequence[int], schedule: Schedule) -> list[list[float]]:
@@ -114,64 +105,47 @@ def exchanges_per_step(counts: Sequence[int], schedule: Schedule) -> list[list[f
 class StepExchange:
     """The exchanges of an average step of a phase: a share of each fragment's ``parts`` between replicas.
 
-    A replica that is a whole node also averages the gradients of its ranks in each step. ``unhidden``: the
-    part of each share that nothing hides, since replicas wait for it at the end of the phase.
+    In each step the ranks of a replica, which may be one, exchange their gradients ``inside``. ``delay``:
+    steps that replicas take beside an exchange. ``unhidden``: the part of each share that nothing hides,
+    since replicas wait for it at the end of the phase.
     """
 
-    phase: Phase
-    exchange: Exchange
     parts: Sequence[Exchange]
     shares: Sequence[float]
+    inside: Exchange
+    delay: int
     unhidden: float = 0.0
-
-    @property
-    def inside(self) -> Exchange | None:
-        """Return the exchange of the ranks of a replica, if there is one."""
-        ranks, size = self.exchange.site.ranks_of_node, sum(self.exchange.sizes)
-        averages = self.phase.replica_is_node and ranks > 1
-        return Exchange(self.exchange.site, [size], "dense").among(ranks) if averages else None
 
     def node_bytes(self) -> list[float] | None:
         """Return the bytes of each node, as :meth:`Exchange.node_bytes`; ``None`` if they are not known."""
-        if not self.exchange.is_known:
+        if not self.parts[0].is_known:
             return None
         of_parts = [part.node_bytes() for part in self.parts]
         sent = [
             sum(share * each for share, each in zip(self.shares, of_node, strict=True))
             for of_node in zip(*of_parts, strict=True)
         ]
-        if self.inside is None or len(sent) > 1:
-            return sent
-        return [sent[0] + self.inside.node_bytes()[0]]
+        return sent if len(sent) > 1 else [sent[0] + self.inside.node_bytes()[0]]
 
     @property
     def peak_bytes(self) -> int | None:
         """Return the bytes of the busiest node in one exchange, that of the largest fragment."""
-        return max(max(part.node_bytes()) for part in self.parts) if self.exchange.is_known else None
+        return max(max(part.node_bytes()) for part in self.parts) if self.parts[0].is_known else None
 
     def seconds_of_parts(self) -> list[float]:
-        """Return the seconds of the exchange of each fragment."""
-        return [sum(part.seconds()[1]) for part in self.parts]
+        return [sum(part.seconds()) for part in self.parts]
 
     def room(self, computing: float) -> float:
         """Return the seconds in which replicas take the steps of a delay."""
-        outer = self.phase.outer
-        return outer.delay * (computing + self._inside_seconds) if outer is not None and computing else 0.0
+        return self.delay * (computing + self.inside.seconds()[0])
 
-    @property
-    def _inside_seconds(self) -> float:
-        return 0.0 if self.inside is None else self.inside.seconds()[0]
-
-    def seconds(self, computing: float = 0.0) -> tuple[float, float]:
+    def seconds(self, computing: float) -> tuple[float, float]:
         """Return the seconds of the messages, and those of them that ``computing`` of a delay hides."""
-        whole, hidden, room = self._inside_seconds, 0.0, self.room(computing)
+        whole, hidden, room = self.inside.seconds()[0], 0.0, self.room(computing)
         for seconds, share in zip(self.seconds_of_parts(), self.shares, strict=True):
             whole += share * seconds
             hidden += (share - self.unhidden) * min(seconds, room)
         return whole, hidden
-
-
-# -------------------------------------------------------- messages beside the backward pass
 
 
 def overlapped_seconds(computing: float, sizes: Sequence[int], messages: Sequence[float]) -> float:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 from commlib import LinkBytes
@@ -18,8 +18,7 @@ GRADIENTS = 2  # the layers' tensors, and the flat vector of them
 RESIDUALS = 2  # that of the step before, and the next one, which is made in it
 SELECTING = 0.25  # of the vector that is selected from
 SELECTED = 10  # numbers for each entry that is selected
-HELD = 3  # times what is sent: messages, what is decoded from them, their sum
-MOST_HELD = 1  # dense vectors: a sum of many entries turns dense
+HELD = 3  # times what is sent: messages, what is decoded, their sum; a dense vector at most
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        return sum(getattr(self, each.name) for each in fields(self))
+        return sum(vars(self).values())
 
 
 @dataclass(frozen=True)
@@ -88,11 +87,8 @@ def kept_by(
     held = 0
     if kind.sparse and sent is not None:
         entries = sent.intra + sent.inter - (shards if of_node else 0)
-        held = max(min(HELD * entries, MOST_HELD * vector), entries)  # an all-gather holds all messages
+        held = max(min(HELD * entries, vector), entries)  # an all-gather holds all messages
     return Kept(residual, vector + shards, selecting + held)
-
-
-# -------------------------------------------------------- weights and optimizer
 
 
 @dataclass(frozen=True)
@@ -114,8 +110,8 @@ def weights_of(config: Config, dataset: Any) -> Weights:
 
     tf.config.set_visible_devices([], "GPU")  # they may belong to a run
     model = config.task.make().make_model(config, dataset)
-    trained = Weights([tuple(each.shape) for each in model.trainable_variables])
-    return replace(trained, others=sum(math.prod(each.shape) for each in model.variables) - trained.size)
+    others = sum(math.prod(each.shape) for each in model.non_trainable_variables)
+    return Weights([tuple(each.shape) for each in model.trainable_variables], others)
 
 
 def slots_of(config: Config) -> int:

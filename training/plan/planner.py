@@ -3,11 +3,12 @@
 What each phase takes of steps, memory, bytes, seconds and money.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise, repeat
 from math import isfinite
+from operator import mul
 from typing import Any
 
 from commlib.errors import one_line
@@ -24,7 +25,7 @@ from training.config.schedules import Span
 from training.plan.exchange import Exchange, StepExchange, exchanges_per_step, overlapped_seconds
 from training.plan.memory import GRADIENTS, Memory, Weights, kept_by, slots_of
 from training.plan.samples import Epoch, Listing
-from training.plan.site import Capacity, Site, per_second
+from training.plan.site import Capacity, Site, measured_for, per_second
 from training.run.autotune import UNPREDICTABLE, bucket_mib, check_budget, choices_within
 from training.run.dry_run import resolved_rate
 
@@ -35,7 +36,7 @@ MOST_VALUES = 10_000  # of a curve, that are looked at for its largest one
 class Curve:
     """The values of a curve over the steps of a phase.
 
-    >>> [str(Curve.of_values(values)) for values in ([0.0, 0.4, 0.01], [0.25, 0.001], [0.1])]
+    >>> [str(Curve.of(values)) for values in ([0.0, 0.4, 0.01], [0.25, 0.001], [0.1])]
     ['0 → 0.4 → 0.01', '0.25 → 0.001', '0.1']
     """
 
@@ -44,19 +45,11 @@ class Curve:
     end: float
 
     @classmethod
-    def of(cls, at: Callable[[int], float], steps: int, *more: int) -> "Curve":
-        """Return the curve ``at(step)``; of many steps some are looked at, and those of ``more``."""
-        seen = {*range(0, steps, -(-steps // MOST_VALUES)), *(step for step in more if 0 <= step < steps)}
-        return cls.of_values(list(map(at, sorted({*seen, steps - 1}))))
-
-    @classmethod
-    def of_values(cls, values: Sequence[float]) -> "Curve":
+    def of(cls, values: Sequence[float]) -> "Curve":
         return cls(values[0], max(values), values[-1])
 
     def __str__(self) -> str:
-        values = [self.start, self.peak, self.end]
-        kept = [each for place, each in enumerate(values) if place == 0 or each != values[place - 1]]
-        return " → ".join(f"{each:.4g}" for each in kept)
+        return " → ".join(f"{value:.4g}" for value, _ in groupby((self.start, self.peak, self.end)))
 
 
 @dataclass(frozen=True)
@@ -145,9 +138,7 @@ class Plan:
 def total(values: Sequence[float | None], counts: Sequence[int] | None = None) -> float | None:
     """Return the sum of values, each so many times; ``None`` where one is not known."""
     known = [value for value in values if value is not None]
-    if len(known) < len(values):
-        return None
-    return sum(value * count for value, count in zip(known, counts or [1] * len(known), strict=True))
+    return None if len(known) < len(values) else sum(map(mul, known, counts or repeat(1)))
 
 
 def make_plan(config: Config, site: Site, listing: Listing, weights: Weights) -> Plan:
@@ -180,22 +171,18 @@ def make_plan(config: Config, site: Site, listing: Listing, weights: Weights) ->
 
 def check_room(plan: Plan) -> None:
     """Raise a ``ValueError`` of one line for a plan that does not fit a node."""
-    room, where = plan.room, plan.site.source if plan.site.file is not None else "this machine"
-
-    def check(what: str, needed: int | None, there: int | None) -> None:
+    room, ranks = plan.room, plan.site.ranks_of_node
+    needs = [("cache.disk", plan.disk, room.disk), ("cache.memory", plan.memory, room.shm)]
+    for phase in plan.phases:
+        memory, rank = f"phases[{phase.number - 1}]: memory of", phase.memory.total
+        on_node = plan.memory + (ranks * rank if room.gpu is None else 0)
+        needs.append((f"{memory} a rank on its GPU", rank, room.gpu))
+        needs.append((f"{memory} {ranks} ranks on a node, and its cache.memory", on_node, room.memory))
+    for what, needed, there in needs:
         if needed is not None and there is not None and needed > there:
+            where = plan.site.source if plan.site.file is not None else "this machine"
             expected = f"expected at most the {readable(there)} that {where} has"
             raise ValueError(f"{what}: {expected}, got {readable(needed)}")
-
-    check("cache.disk", plan.disk, room.disk)
-    check("cache.memory", plan.memory, room.shm)
-    for phase in plan.phases:
-        rank, ranks = phase.memory.total, plan.site.ranks_of_node
-        if room.gpu is not None:
-            check(f"phases[{phase.number - 1}]: memory of a rank on its GPU", rank, room.gpu)
-            rank = 0
-        what = f"phases[{phase.number - 1}]: memory of {ranks} ranks on a node, and its cache.memory"
-        check(what, ranks * rank + plan.memory, room.memory)
 
 
 def _choices(config: Config, site: Site, size: int) -> dict[int, Choice]:
@@ -270,9 +257,8 @@ class _Planner:
         """Return whether exchanges are in the background."""
         return self.config.overlap and not self.on_gpus
 
-    def _fragments(self, exchange: Exchange, phase: Phase) -> list[Exchange]:
+    def _fragments(self, exchange: Exchange, fragments: int) -> list[Exchange]:
         """Return the exchange of each fragment, which has whole buckets."""
-        fragments = phase.outer.fragments if phase.outer is not None else 1
         bounds = fragment_bounds(self.weights.shapes, fragments)
         buckets = list(accumulate(exchange.sizes, initial=0))
         places = [buckets.index(bound) for bound in bounds]
@@ -294,16 +280,18 @@ class _Planner:
         densities = densities_of(config, phase, span)
         counts = [steps for _, steps in densities]
         exchange = Exchange(self.site, self.bucket_sizes, name, options)
+        of_replica = self.site.ranks_of_node if phase.replica_is_node else 1
+        inside = Exchange(self.site, [self.weights.size], "dense").among(of_replica)
         exchanges = [exchange.at(density) if selects else exchange for density, _ in densities]
         schedule = phase.schedule or Schedule(1)
         shares = exchanges_per_step(counts, schedule)
         each_step = [
-            StepExchange(phase, each, self._fragments(each, phase), own)
+            StepExchange(self._fragments(each, schedule.fragments), own, inside, schedule.delay)
             for each, own in zip(exchanges, shares, strict=True)
         ]
         each_step[-1] = replace(each_step[-1], unhidden=1 / counts[-1])
         computing = self._computing(number, task.describe(phase), epoch)
-        seconds = [self._seconds(each, computing) for each in each_step]
+        seconds = [self._seconds(phase, each, computing) for each in each_step]
         sent = [each.node_bytes() for each in each_step]
         traffic = total([None if each is None else sum(each) for each in sent], counts)
         return PhasePlan(
@@ -315,7 +303,7 @@ class _Planner:
             batch=task.describe_batch(phase),
             input=task.describe(phase),
             rate=rate,
-            density=Curve.of_values([density for density, _ in densities]) if selects else None,
+            density=Curve.of([density for density, _ in densities]) if selects else None,
             local_steps=phase.local_steps,
             fragments=schedule.fragments,
             delay=schedule.delay,
@@ -338,34 +326,28 @@ class _Planner:
 
     def _computing(self, number: int, described: str, epoch: Epoch) -> float | None:
         """Return the seconds in which one rank computes a step, by the site's throughput."""
-        config = self.config
-        found = per_second(
-            self.site.throughput,
-            model=config.model.name,
-            configuration=config.name,
-            phase=number + 1,
-            input=described,
-            unit=epoch.unit,
-            precision=config.precision,
-        )
+        facts = measured_for(self.config, number, described, epoch.unit)
+        found = per_second(self.site.throughput, **facts)
         return None if found is None else epoch.global_batch / self.site.ranks / found
 
-    def _seconds(self, given: StepExchange, computing: float | None) -> tuple[float | None, float | None]:
+    def _seconds(
+        self, phase: Phase, given: StepExchange, computing: float | None
+    ) -> tuple[float | None, float | None]:
         """Return the seconds of the messages of a step, and of the step."""
-        exchange = given.exchange
+        exchange = given.parts[0]
         if self.site.ranks == 1:
             return 0.0, computing
         if not exchange.is_known or self.site.network is None:
             return None, None
-        if given.phase.local_steps is not None:
+        if phase.local_steps is not None:
             sent, hidden = given.seconds(computing or 0.0)
             return sent, None if computing is None else computing + sent - hidden * self.hides
-        whole, messages = exchange.seconds()
-        if computing is None or len(messages) == 1:
-            return sum(messages), None if computing is None else computing + whole
+        messages = exchange.seconds()
+        if computing is None:
+            return sum(messages), None
         # A core that a rank leaves while it waits computes for another rank, overlap or not.
         is_shared = self.site.speeds is not None and self.site.speeds.shared
-        if self.config.overlap and self.config.accumulate == 1 and not is_shared:
+        if self.config.overlap and self.config.accumulate == 1 and len(messages) > 1 and not is_shared:
             return sum(messages), overlapped_seconds(computing, exchange.sizes, messages)
         return sum(messages), computing + sum(messages)
 
@@ -379,41 +361,40 @@ class _Planner:
         options = {**exchange.options, "wrappers": wrappers}
         kept = kept_by(exchange.reducer, options, site.nodes, size, exchange.rank_bytes())
         is_sharded = config.optimizer.sharded and not reducer_class(exchange.reducer).sparse
-        slots = VALUE_BYTES * size * slots_of(config)
-        copies = int(config.average is not None)
-        gradients = GRADIENTS
-        if phase.local_steps is not None:
-            slots += slots + VALUE_BYTES * size * bool(phase.outer and phase.outer.momentum)
-            copies, gradients = copies + 1, gradients + 1
+        vector, is_local = VALUE_BYTES * size, phase.local_steps is not None
+        slots = vector * slots_of(config)
+        if is_local:
+            slots += slots + vector * bool(phase.outer and phase.outer.momentum)
         return Memory(
-            weights=VALUE_BYTES * (size + copies * size + self.weights.others),
+            weights=vector * (1 + (config.average is not None) + is_local)
+            + VALUE_BYTES * self.weights.others,
             optimizer=-(-slots // site.ranks) if is_sharded else slots,
-            gradient=gradients * VALUE_BYTES * size,
+            gradient=vector * (GRADIENTS + is_local),
             residual=kept.residual,
             reducer=kept.reducer,
         )
 
 
-# -------------------------------------------------------- learning rate and density
-
-
 def rate_of(phase: Phase, number: int, span: Span) -> Curve:
-    """Return the learning rate of a phase; ``ValueError`` that begins with the key where it does not fit."""
+    """Return the learning rate of a phase; ``ValueError`` that begins with the key where it does not fit.
+
+    Of many steps some are looked at, the last one and the end of the warm-up among them.
+    """
     resolved = resolved_rate(number, phase, span)
     warmup = getattr(resolved, "warmup", None)
     peaks = [warmup.steps] if warmup is not None else []
     if (own := getattr(resolved, "warmup_steps", None)) is not None:
         peaks.append(own - 1)
-    return Curve.of(lambda step: resolved.at(step, span.steps), span.steps, *peaks)
+    steps = range(span.steps)
+    seen = {*steps[:: -(-span.steps // MOST_VALUES)], steps[-1], *(peak for peak in peaks if peak in steps)}
+    return Curve.of([resolved.at(step, span.steps) for step in sorted(seen)])
 
 
 def densities_of(config: Config, phase: Phase, span: Span) -> list[tuple[float, int]]:
     """Return the densities of a phase, each with its steps."""
     last, warmup = config.density_of(phase), phase.density_warmup
-    if warmup is None:
-        return [(last, span.steps)]
     found, left = [], span.steps
-    for density in warmup.densities(last):
+    for density in warmup.densities(last) if warmup is not None else ():
         found.append((density, min(left, span.epoch_steps)))
         left -= found[-1][1]
-    return [*found, *([(last, left)] if left else [])]
+    return [*found, (last, left)] if left else found

@@ -18,15 +18,13 @@ from training.datasets.synthetic import KNOWN, synthetic
 from training.run.data import cache_dirs_of
 from training.run.dry_run import generated
 from training.tasks.image_classification import facts_of
-from training.tasks.task import Samples
+from training.tasks.task import EpochSize, Samples
 
 
 @dataclass(frozen=True)
-class Epoch:
-    """An epoch of a phase: its steps, and what each takes over all ranks, in ``unit``."""
+class Epoch(EpochSize):
+    """An epoch of a phase, whose global batch is counted in ``unit``."""
 
-    steps: int
-    global_batch: int
     unit: str
 
 
@@ -99,17 +97,14 @@ def listing_of(config: Config, nodes: Sequence[Sequence[int]], *, is_counted: bo
     return Listing(dataset, epochs, None if unknown else kept, sum(memory.values()), dirs)
 
 
-def _stand_ins(config: Config, *, is_counted: bool) -> tuple[Manifest, Manifest]:
+def _stand_ins(config: Config, *, is_counted: bool) -> list[Manifest]:
     """Return manifests of as many pictures as a synthetic data set has, or of so many of unknown sizes."""
-    given = config.dataset.options
-    options = {key: given.get(key, default) for key, default in options_of(synthetic).items()}
+    options = options_of(synthetic) | config.dataset.options
     with in_one_line("synthetic"):
         check_whole(least=1, **options)
-    shape = (options["side"], options["side"], options["channels"])
-    # How many images there are to test on is not known.
-    counts = options["samples"], 1 if is_counted else options["test_samples"]
-    training, test = (_manifest(count, None if is_counted else shape) for count in counts)
-    return training, test
+    shape = None if is_counted else (options["side"], options["side"], options["channels"])
+    tests = 1 if is_counted else options["test_samples"]  # how many images there are is not known
+    return [_manifest(count, shape) for count in (options["samples"], tests)]
 
 
 def _manifest(samples: int, shape: tuple[int, ...] | None) -> Manifest:

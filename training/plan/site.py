@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -92,8 +93,7 @@ class Throughput(Record):
 
     def fits(self, **facts: Any) -> bool:
         """Return whether all keys that are given equal these facts."""
-        given = self.model_dump(exclude={"per_second"}, exclude_none=True)
-        return all(facts.get(key) == value for key, value in given.items())
+        return self.model_dump(exclude={"per_second"}, exclude_none=True).items() <= facts.items()
 
 
 class ClusterFile(Record):
@@ -136,6 +136,12 @@ class ClusterFile(Record):
     @property
     def ranks(self) -> int:
         return self.nodes * self.ranks_per_node
+
+
+def measured_for(config: Config, number: int, described: str, unit: str) -> dict[str, Any]:
+    """Return what a throughput of phase ``number``, from 0, is measured for: keys of :class:`Throughput`."""
+    phase = {"phase": number + 1, "input": described, "unit": unit, "precision": config.precision}
+    return {"configuration": config.name, "model": config.model.name} | phase
 
 
 def per_second(throughput: Sequence[Throughput], **facts: Any) -> float | None:
@@ -219,10 +225,8 @@ def nodes_of(ranks: int, ranks_per_node: int | Sequence[int]) -> list[list[int]]
     >>> nodes_of(5, 2)
     [[0, 1], [2, 3], [4]]
     """
-    nodes: dict[int, list[int]] = {}
-    for rank, node in enumerate(node_of_ranks(ranks, ranks_per_node)):
-        nodes.setdefault(node, []).append(rank)
-    return list(nodes.values())
+    nodes = node_of_ranks(ranks, ranks_per_node)
+    return [list(own) for _, own in groupby(range(ranks), nodes.__getitem__)]
 
 
 def site_of(config: Config, cluster: str | None, ranks: int | None) -> Site:
@@ -245,8 +249,8 @@ def site_of(config: Config, cluster: str | None, ranks: int | None) -> Site:
         site = Site(f"profile {path}", nodes, profile, throughput=throughput)
     else:
         return Site("no --cluster and no profile", nodes_of(ranks or 1, given or ranks or 1))
-    counts = list(map(len, site.nodes))
-    if given is not None and list(map(len, nodes_of(site.ranks, given))) != counts:
+    if given is not None and nodes_of(site.ranks, given) != site.nodes:
+        counts = list(map(len, site.nodes))
         shown = counts[0] if len(set(counts)) == 1 else counts
         expected = f"expected {shown} as on the nodes of the {site.source}, got {given}"
         raise ValueError(f"ranks_per_node: {expected}; to plan all the same: ranks_per_node=null")
