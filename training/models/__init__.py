@@ -110,14 +110,14 @@ Dropout = Annotated[float, expect("a number in [0, 1)", lambda value: is_number(
 
 
 class AttentionOptions(Record):
-    """The options of models made of attention."""
+    """The options of models made of attention; by default those of BERT-base and of the smallest GPT-2."""
 
-    layers: Count
+    layers: Count = 12
     """Blocks one after the other; a Transformer's encoder and its decoder each have as many."""
-    width: Count
+    width: Count = 768
     """Size of the vector of a position."""
-    heads: Count
-    hidden: Count
+    heads: Count = 12
+    hidden: Count = 3072
     """Size of the hidden layer of each feed-forward part."""
     dropout: Dropout = 0.1
     longest: Count
@@ -151,20 +151,12 @@ class TransformerOptions(AttentionOptions):
 class GptOptions(AttentionOptions):
     """GPT-2 of 124 million weights (Radford et al. 2019)."""
 
-    layers: Count = 12
-    width: Count = 768
-    heads: Count = 12
-    hidden: Count = 3072
     longest: Count = 1024
 
 
 class BertOptions(AttentionOptions):
     """BERT-base (Devlin et al. 2019)."""
 
-    layers: Count = 12
-    width: Count = 768
-    heads: Count = 12
-    hidden: Count = 3072
     longest: Count = 512
     tied: bool = True
     """The logits use the table of the embedding; otherwise one of their own, as in the 133.5 million weights

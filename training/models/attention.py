@@ -12,10 +12,8 @@ import tensorflow as tf
 from keras import layers, ops
 
 from commlib.errors import InvalidArgument
+from training.datasets.vocabulary import PAD
 from training.models import AttentionOptions
-
-PAD = 0
-"""The token of padding, which no position attends to."""
 
 KeysAndValues = tuple[Any, Any]
 """The keys and the values of positions, each (B, H, S, D)."""
@@ -163,7 +161,7 @@ class TiedEmbedding(layers.Embedding):  # type: ignore[misc]
 
 
 def tokens_in(tokens: Any) -> Any:
-    """Return which positions of (B, S) hold tokens, as attention takes it, (B, 1, 1, S)."""
+    """Return which positions of (B, S) hold tokens, those that others attend to, (B, 1, 1, S)."""
     return ops.not_equal(tokens, PAD)[:, None, None, :]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from training.models.attention import PAD
+from training.datasets.vocabulary import PAD
 from training.models.transformer import Encoded, Transformer
 
 Tokens = npt.NDArray[np.int32]
@@ -148,14 +148,6 @@ class Decoder:
 
     def _shapes(self, start: Search) -> Search:
         """Return the shapes of a search, without the dimensions that differ between steps."""
-        return Search(
-            length=tf.TensorShape([]),
-            targets=tf.TensorShape([None, self._beams, None]),
-            sums=tf.TensorShape([None, self._beams]),
-            best=tf.TensorShape([None, None]),
-            score=tf.TensorShape([None]),
-            ended=tf.TensorShape([None]),
-            past=tf.nest.map_structure(
-                lambda each: tf.TensorShape([n or None for n in each.shape]), start.past
-            ),
-        )
+        kept = tf.nest.map_structure(lambda each: tf.TensorShape([n or None for n in each.shape]), start)
+        targets, best = tf.TensorShape([None, self._beams, None]), tf.TensorShape([None, None])
+        return kept._replace(targets=targets, best=best)

@@ -7,8 +7,8 @@ import keras
 import tensorflow as tf
 from keras import layers, ops
 
+from training.datasets.vocabulary import PAD
 from training.models import ClassifierOptions, LstmLmOptions
-from training.models.attention import PAD
 
 
 class Lstm(keras.Model):  # type: ignore[misc]  # Keras has no types
