@@ -56,7 +56,7 @@ class Builder:
     sizes: Mapping[str, Any] = field(default_factory=dict)
     smallest_side: int = 1
     deviation: float | None = 0.01
-    kind: str = IMAGES.kind
+    signature: Signature = IMAGES
 
     def __call__(self, channels: int, classes: int, *, normalised: bool = False) -> "keras.Model":
         """Return a new model for images ``(batch, height, width, channels)`` of any size, square or not.
@@ -83,11 +83,6 @@ class TextBuilder:
     signature: Signature
     options: type[Record]
     defaults: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def kind(self) -> str:
-        """The kind of its signature."""
-        return self.signature.kind
 
     def __call__(self, *sizes: int, **options: Any) -> "keras.Model":
         """Return a new model for a vocabulary size, and a number of classes if the model classifies.
@@ -223,12 +218,10 @@ MODELS: dict[str, Callable[..., "keras.Model"]] = {
 
 
 def check_model(name: str, options: Mapping[str, Any], signature: Signature) -> Any:
-    """Return the named builder; raise ``InvalidArgument`` unless it has the signature and these options.
-
-    A builder that has a ``kind`` is only called by that kind of signature.
-    """
+    """Return the named builder; raise ``InvalidArgument`` unless it has the signature and these options."""
     builder = registry.resolve(MODELS, "model", name)
-    if (kind := getattr(builder, "kind", signature.kind)) != signature.kind:
+    is_ours = isinstance(builder, Builder | TextBuilder)
+    if is_ours and (kind := builder.signature.kind) != signature.kind:
         raise InvalidArgument(f"expected a model of {signature.kind}, got {name}, which is one of {kind}")
     if isinstance(builder, TextBuilder):
         builder.checked(options)
@@ -236,10 +229,9 @@ def check_model(name: str, options: Mapping[str, Any], signature: Signature) -> 
     for keyword, key in signature.given.items():
         if keyword in options:
             raise InvalidArgument(f"{keyword}: expected none, it follows from the key {key}")
-    given = dict.fromkeys(signature.given, False)
+    given = {**dict.fromkeys(signature.given, False), **options}
     try:
-        positional = len(signature.arguments)
-        registry.check_options(f"model {name}", builder, {**given, **options}, positional)
+        registry.check_options(f"model {name}", builder, given, len(signature.arguments))
     except InvalidArgument as error:
         raise InvalidArgument(f"{error}; expected {signature} and options of its own") from error
     return builder
