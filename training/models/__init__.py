@@ -105,7 +105,7 @@ Dropout = Annotated[float, expect("a number in [0, 1)", lambda value: is_number(
 
 
 class AttentionOptions(Record):
-    """The options of models made of attention; by default those of BERT-base and of the smallest GPT-2."""
+    """Options of models made of attention; by default those of GPT-2's smallest (Radford et al. 2019)."""
 
     layers: Count = 12
     """Blocks one after the other; a Transformer's encoder and its decoder each have as many."""
@@ -115,7 +115,7 @@ class AttentionOptions(Record):
     hidden: Count = 3072
     """Size of the hidden layer of each feed-forward part."""
     dropout: Dropout = 0.1
-    longest: Count
+    longest: Count = 1024
     """The longest sequence, in tokens."""
 
     @model_validator(mode="after")
@@ -143,14 +143,8 @@ class TransformerOptions(AttentionOptions):
         return self
 
 
-class GptOptions(AttentionOptions):
-    """GPT-2 of 124 million weights (Radford et al. 2019)."""
-
-    longest: Count = 1024
-
-
 class BertOptions(AttentionOptions):
-    """BERT-base (Devlin et al. 2019)."""
+    """BERT-base (Devlin et al. 2019), whose blocks are as large as GPT-2's."""
 
     longest: Count = 512
     tied: bool = True
@@ -158,8 +152,8 @@ class BertOptions(AttentionOptions):
     of Ok-Topk's BERT."""
 
 
-class LstmLmOptions(Record):
-    """The large LSTM of Zaremba et al. 2014, the papers' model for PTB."""
+class LstmOptions(Record):
+    """Options of LSTM models; by default those of the large one of Zaremba et al. 2014, for PTB."""
 
     layers: Count = 2
     units: Count = 1500
@@ -168,20 +162,12 @@ class LstmLmOptions(Record):
     """Between layers, never along a sequence."""
 
 
-class ClassifierOptions(Record):
-    """Four LSTM layers, with about as many weights as SparCML's model for ATIS."""
-
-    layers: Count = 4
-    units: Count = 768
-    """Of a layer; also the size of a token's vector."""
-    dropout: Dropout = 0.2
-
-
+CLASSIFIER = {"layers": 4, "units": 768, "dropout": 0.2}  # of about as many weights as SparCML's for ATIS
 # Defaults of small models, which train on a CPU.
 FOUR_LAYERS = {"layers": 4, "width": 256, "heads": 4, "hidden": 1024, "longest": 256}
 TWO_LAYERS = {"layers": 2, "width": 128, "heads": 4, "hidden": 512}
 SMALL_LSTM = {"units": 200, "dropout": 0.0}  # the small LSTM of Zaremba et al. 2014
-ONE_LAYER = {"layers": 1, "units": 128}
+ONE_LAYER = {**CLASSIFIER, "layers": 1, "units": 128}
 
 MODELS: dict[str, Callable[..., "keras.Model"]] = {
     builder.name: builder
@@ -203,16 +189,14 @@ MODELS: dict[str, Callable[..., "keras.Model"]] = {
         TextBuilder(
             "transformer_small", "transformer.Transformer", TRANSLATIONS, TransformerOptions, TWO_LAYERS
         ),
-        TextBuilder("gpt", "transformer.Gpt", NEXT_TOKENS, GptOptions),
-        TextBuilder("gpt_small", "transformer.Gpt", NEXT_TOKENS, GptOptions, FOUR_LAYERS),
-        TextBuilder("lstm_lm", "lstm.LstmLm", NEXT_TOKENS, LstmLmOptions),
-        TextBuilder("lstm_lm_small", "lstm.LstmLm", NEXT_TOKENS, LstmLmOptions, SMALL_LSTM),
+        TextBuilder("gpt", "transformer.Gpt", NEXT_TOKENS, AttentionOptions),
+        TextBuilder("gpt_small", "transformer.Gpt", NEXT_TOKENS, AttentionOptions, FOUR_LAYERS),
+        TextBuilder("lstm_lm", "lstm.LstmLm", NEXT_TOKENS, LstmOptions),
+        TextBuilder("lstm_lm_small", "lstm.LstmLm", NEXT_TOKENS, LstmOptions, SMALL_LSTM),
         TextBuilder("bert_base", "transformer.Bert", MASKED_TOKENS, BertOptions),
         TextBuilder("bert_small", "transformer.Bert", MASKED_TOKENS, BertOptions, FOUR_LAYERS),
-        TextBuilder("lstm_classifier", "lstm.LstmClassifier", TEXT_CLASSES, ClassifierOptions),
-        TextBuilder(
-            "lstm_classifier_small", "lstm.LstmClassifier", TEXT_CLASSES, ClassifierOptions, ONE_LAYER
-        ),
+        TextBuilder("lstm_classifier", "lstm.LstmClassifier", TEXT_CLASSES, LstmOptions, CLASSIFIER),
+        TextBuilder("lstm_classifier_small", "lstm.LstmClassifier", TEXT_CLASSES, LstmOptions, ONE_LAYER),
     )
 }
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import layers, ops
 
-from training.models import AttentionOptions, BertOptions, GptOptions, TransformerOptions
+from training.models import AttentionOptions, BertOptions, TransformerOptions
 from training.models.attention import (
     Block,
     KeysAndValues,
@@ -152,7 +152,7 @@ class Gpt(Stack):
 
     pre, epsilon = True, 1e-5
 
-    def __init__(self, vocabulary_size: int, options: GptOptions) -> None:
+    def __init__(self, vocabulary_size: int, options: AttentionOptions) -> None:
         super().__init__("gpt", vocabulary_size, options)
         self.end = layers.LayerNormalization(epsilon=self.epsilon, name="end_norm")
         self.build((None, None))
