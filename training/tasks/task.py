@@ -169,9 +169,6 @@ class Task(ABC):
     takes: ClassVar[frozenset[str]] = frozenset()
     """Of ``normalise`` and ``cache.shards``, keys that not every task takes."""
 
-    accumulates: bool = True
-    """Whether a batch can be computed in parts, ``accumulate``, one after the other."""
-
     carried: Sequence[Any] = ()
     """The variables of this rank that a step changes, such as an LSTM's state, made by :meth:`make_model`.
 

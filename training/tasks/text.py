@@ -85,6 +85,7 @@ class WindowTask(TextTask):
     Phase = WindowPhase
     dataset = TextDataset
     rows = "windows"
+    streams = False  # whether a rank's rows are streams, equally many at each step
 
     def describe(self, phase: WindowPhase) -> str:
         return f"{phase.sequence_length} tokens"
@@ -113,7 +114,7 @@ class WindowTask(TextTask):
         """See :meth:`Task.specs`: inputs, targets, and weights of the targets."""
         import tensorflow as tf
 
-        shape = None, phase.sequence_length
+        shape = phase.batch_size if self.streams else None, phase.sequence_length
         return [tf.TensorSpec(shape, dtype) for dtype in (tf.int32, tf.int32, tf.float32)]
 
 
