@@ -99,11 +99,10 @@ def imagenet(
     each class to test on, chosen by ``split_seed`` (0). ``storage``: the keywords of
     :class:`datacache.storage.Storage`.
     """
-    for least, options in (
-        (1, {"classes": classes}),
-        (0, {"label_offset": label_offset, "split_seed": split_seed}),
-    ):
-        check_whole(least=least, **{name: value for name, value in options.items() if value is not None})
+    if classes is not None:
+        check_whole(least=1, classes=classes)
+    numbers = {"label_offset": label_offset, "split_seed": split_seed}
+    check_whole(least=0, **{name: value for name, value in numbers.items() if value is not None})
     contents = _contents(path, storage)
     splits: list[Split | None] = [None, None]
     if validation_share is not None:
