@@ -155,8 +155,7 @@ class FilePart(io.BufferedReader):
 
     def line_of_row(self, row: int) -> int:
         """Return the line of a row, counted from 1 in this part; a comment alone is no row."""
-        rows = [number for number, words in enumerate(self.contents(), start=1) if words]
-        return rows[row]
+        return [number for number, words in enumerate(self.contents(), start=1) if words][row]
 
 
 def _next_line(file: BinaryIO, offset: int) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 
 from commlib import REDUCERS, InvalidArgument, LinkBytes, Reducer, Report, SparseVector, Topology
 from commlib.reducers import SelectingReducer
+from training.config.reducers import AUTO
 from training.linear.config import Settings, make_lossless
 from training.linear.kernels import Int64
 from training.linear.model import Model
@@ -115,8 +116,15 @@ class Solver(ABC):
     def run_pass(self) -> Pass:
         """Take the steps of a pass; raise ``Diverged`` on all ranks."""
 
+    def make_reducer(self, gradients: Iterable[SparseVector]) -> Reducer:
+        """Return the reducer of the settings; for ``auto``, the fastest on the first of ``gradients``."""
+        name, options = self.settings.reducer.name or AUTO, self.settings.reducer.options
+        if name == AUTO:
+            self.choice = choose(self.topology, gradients)
+            name, options = self.choice.name, self.choice.options
+        return make_lossless(name, self.topology, self.model.size, options)
+
     def close(self) -> None:
-        """Close the reducer, if there is one."""
         if self.reducer is not None:
             self.reducer.close()
 
