@@ -8,7 +8,7 @@ import tensorflow as tf
 from commlib.errors import InvalidArgument
 from tests.extent import dealt
 from training.models import MODELS
-from training.models.attention import Attention, sinusoids
+from training.models.transformer import Attention, sinusoids
 
 TINY_ATTENTION = {"layers": 2, "width": 8, "heads": 2, "hidden": 12, "longest": 9}
 TINY = {
