@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from commlib.registry import options_of
 from datacache import Augmentation, Batch, CentreCrop, EvaluationOrder, Order, Preprocessing
@@ -39,19 +39,12 @@ STEPS_GENERATED = 8  # global batches that are generated
 class AugmentationRecord(Record):
     """A random box of each image, another in every epoch, resized to the input."""
 
-    area: tuple[CropShare, CropShare] = (0.08, 1.0)
+    area: tuple[CropShare, CropShare] = Field((0.08, 1.0), strict=False)  # a list in files
     """Smallest and largest share of the image's area."""
-    aspect: tuple[Positive, Positive] = (3 / 4, 4 / 3)
+    aspect: tuple[Positive, Positive] = Field((3 / 4, 4 / 3), strict=False)
     """Smallest and largest width over height."""
     mirror: bool = True
     """Flip half of them horizontally."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _lists_are_pairs(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        return {key: tuple(each) if isinstance(each, list) else each for key, each in value.items()}
 
     @model_validator(mode="after")
     def _smallest_first(self) -> "AugmentationRecord":
