@@ -146,10 +146,8 @@ def _check_split(path: str, format: str | None, contents: Listing, share: float)
         raise ValueError(f"validation_share: expected a number in (0, 1), got {share!r}")
     if format not in (None, "image_folder"):
         raise ValueError(f"validation_share: expected none where format is {format}, got {share}")
-    if there := [name for name in FOLDERS if name in contents.folders]:
-        raise ValueError(
-            f"validation_share: expected none where {path} has {' and '.join(there)}, got {share}"
-        )
+    if there := " and ".join(name for name in FOLDERS if name in contents.folders):
+        raise ValueError(f"validation_share: expected none where {path} has {there}, got {share}")
 
 
 def _format_at(path: str, given: str | None, contents: Listing) -> str:

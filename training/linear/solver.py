@@ -242,9 +242,8 @@ def _counts(topology: Topology, rows: Rows) -> Int64:
         empty = int(np.argmin(counts))
         raise InvalidArgument(f"rows: expected one or more on each rank, got none on rank {empty}")
     if (features != features[0]).any():
-        raise InvalidArgument(
-            f"rows: expected as many features on each rank, got {', '.join(map(str, features))}"
-        )
+        got = ", ".join(map(str, features))
+        raise InvalidArgument(f"rows: expected as many features on each rank, got {got}")
     return np.asarray(counts, np.int64)
 
 

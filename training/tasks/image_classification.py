@@ -97,10 +97,8 @@ class ImageClassification(Task):
         least = smallest_side(config.model.name)
         for number, phase in enumerate(config.phases):
             if phase.input_size < least:
-                raise ValueError(
-                    f"phases[{number}].input_size: expected at least the {least} pixels that "
-                    f"{config.model.name} needs, got {phase.input_size}"
-                )
+                expected = f"at least the {least} pixels that {config.model.name} needs"
+                raise ValueError(f"phases[{number}].input_size: expected {expected}, got {phase.input_size}")
         self.check_accumulate(config)
 
     def describe(self, phase: ImagePhase) -> str:
@@ -139,9 +137,8 @@ class ImageClassification(Task):
         if (normalise := config.normalise) is None:
             return
         if len(normalise.mean) not in (1, channels := samples.dataset.channels):
-            raise ValueError(
-                f"normalise.mean: expected 1 or {channels} numbers, one a channel, got {len(normalise.mean)}"
-            )
+            expected = f"1 or {channels} numbers, one a channel"
+            raise ValueError(f"normalise.mean: expected {expected}, got {len(normalise.mean)}")
 
     def inputs(self, phase: ImagePhase, samples: Samples) -> Inputs:
         config, ranks, shards = samples.config, samples.ranks, samples.config.cache.shards
@@ -215,10 +212,8 @@ def smallest_side(model: str) -> int:
 
 def _check_batch(phase: ImagePhase, number: int, samples: int, ranks: int) -> None:
     if phase.batch_size * ranks > samples:
-        raise ValueError(
-            f"phases[{number}].batch_size: expected at most the {samples} training samples for all {ranks} "
-            f"ranks together, got {phase.batch_size} on each"
-        )
+        expected = f"at most the {samples} training samples for all {ranks} ranks together"
+        raise ValueError(f"phases[{number}].batch_size: expected {expected}, got {phase.batch_size} on each")
 
 
 def facts_of(config: AnyConfig) -> ImageFacts:

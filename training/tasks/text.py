@@ -42,11 +42,9 @@ class TextTask(Task):
         """See :meth:`Task.check`: sequences are no longer than a built-in model takes."""
         longest = longest_of(config)
         for number, phase in enumerate(config.phases):
-            if longest is not None and phase.sequence_length > longest:
-                raise ValueError(
-                    f"phases[{number}].sequence_length: expected at most the {longest} tokens that "
-                    f"{config.model.name} takes, got {phase.sequence_length}"
-                )
+            if longest is not None and (length := phase.sequence_length) > longest:
+                expected = f"at most the {longest} tokens that {config.model.name} takes"
+                raise ValueError(f"phases[{number}].sequence_length: expected {expected}, got {length}")
 
     def check_samples(self, samples: Samples) -> None:
         """See :meth:`Task.check_samples`: every phase can read the text."""
