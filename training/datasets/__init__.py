@@ -82,8 +82,7 @@ def check_dataset(name: str, path: str | Path | None, options: Mapping[str, Any]
     if "path" not in parameters and path is not None:
         raise ValueError(f"dataset {name}: path: expected none, {name} reads no files, got '{path}'")
     registry.check_options(f"dataset {name}", load, {**options, **({} if path is None else {"path": path})})
-    storage = options.get("storage")
-    if storage is not None:
+    if (storage := options.get("storage")) is not None:
         if not isinstance(storage, Mapping):
             raise ValueError(f"dataset {name}: storage: expected keys and values, got {storage!r}")
         registry.check_options(f"dataset {name}: storage", Storage, storage, positional=1)

@@ -87,14 +87,9 @@ class Model:
     def pass_alone(self, rows: Rows, order: Int64, bounds: Int64, rates: Float64) -> float:
         """Take a step for each batch of ``order``, as a single rank; return the sum of the losses before."""
         settings = self.settings
+        batches, penalties = (order, bounds, rates), (settings.l2, settings.l1)
         total, shrunk, scale, intercept = kernels.pass_of_one_rank(
-            self._loss,
-            rows.matrix,
-            rows.labels,
-            (order, bounds, rates),
-            self._weights,
-            (settings.l2, settings.l1),
-            settings.intercept,
+            self._loss, rows.matrix, rows.labels, batches, self._weights, penalties, settings.intercept
         )
         self._weights = self._weights._replace(shrunk=shrunk, scale=scale, intercept=intercept)
         return total

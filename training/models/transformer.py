@@ -29,16 +29,14 @@ class Attention(layers.Layer):  # type: ignore[misc]  # Keras has no types
     Keras's layer computes the keys and values of all positions at each call.
     """
 
-    def __init__(
-        self, width: int, heads: int, dropout: float, deviation: float | None, **kwargs: Any
-    ) -> None:
+    def __init__(self, options: AttentionOptions, deviation: float | None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.heads, self.size = heads, width // heads
+        width, self.heads, self.size = options.width, options.heads, options.width // options.heads
         self.to_query, self.to_key, self.to_value, self.to_output = (
             layers.Dense(width, kernel_initializer=kernels(deviation), dtype=self.dtype_policy, name=name)
             for name in ("query", "key", "value", "output")
         )
-        self.dropout = layers.Dropout(dropout, dtype=self.dtype_policy)
+        self.dropout = layers.Dropout(options.dropout, dtype=self.dtype_policy)
 
     def build(self, shape: Any) -> None:
         for dense in (self.to_query, self.to_key, self.to_value, self.to_output):
@@ -87,21 +85,20 @@ class Block(layers.Layer):  # type: ignore[misc]
     ) -> None:
         super().__init__(**kwargs)
         own: dict[str, Any] = {"dtype": self.dtype_policy}
-        width, heads, dropout = options.width, options.heads, options.dropout
         self.pre = pre
-        self.attention = Attention(width, heads, dropout, deviation, name="attention", **own)
-        self.cross: Any = (
-            Attention(width, heads, dropout, deviation, name="cross", **own) if crosses else None
-        )
+        self.attention = Attention(options, deviation, name="attention", **own)
+        self.cross: Any = Attention(options, deviation, name="cross", **own) if crosses else None
         self.expand = layers.Dense(
             options.hidden, activation, kernel_initializer=kernels(deviation), name="expand", **own
         )
-        self.contract = layers.Dense(width, kernel_initializer=kernels(deviation), name="contract", **own)
+        self.contract = layers.Dense(
+            options.width, kernel_initializer=kernels(deviation), name="contract", **own
+        )
         names = ["attention", *["cross"] * crosses, "dense"]
         self.norms = [
             layers.LayerNormalization(epsilon=epsilon, name=f"{each}_norm", **own) for each in names
         ]
-        self.dropout = layers.Dropout(dropout, **own)
+        self.dropout = layers.Dropout(options.dropout, **own)
 
     def build(self, shape: Any) -> None:
         parts = [self.attention, *([self.cross] if self.cross else []), self.expand, *self.norms]
@@ -220,12 +217,8 @@ class Transformer(keras.Model):  # type: ignore[misc]  # Keras has no types
     def __init__(self, vocabulary_size: int, options: TransformerOptions) -> None:
         super().__init__(name="transformer")
         self.options, self.longest, self.vocabulary_size = options, options.longest, vocabulary_size
-        self.embedding = TiedEmbedding(
-            vocabulary_size,
-            options.width,
-            embeddings_initializer=keras.initializers.RandomNormal(stddev=options.width**-0.5),
-            name="embedding",
-        )
+        start = keras.initializers.RandomNormal(stddev=options.width**-0.5)
+        self.embedding = TiedEmbedding(vocabulary_size, options.width, start, name="embedding")
         self.dropout = layers.Dropout(options.dropout)
         given: dict[str, Any] = {"activation": "relu", "pre": options.norm == "pre", "epsilon": 1e-6}
         self.encoder = [Block(options, name=f"encoder_{n}", **given) for n in range(options.layers)]
@@ -273,11 +266,9 @@ class Transformer(keras.Model):  # type: ignore[misc]  # Keras has no types
         before = 0 if past is None else ops.shape(past[0][0])[2]
         x = self._embedded(target, before, training)
         visible, kept = causal(ops.shape(target)[1], before), []
-        for number, block in enumerate(self.decoder):
-            own = None if past is None else past[number]
-            x, latest = block(
-                x, visible, own, memory.keys_and_values[number], memory.visible, training=training
-            )
+        pasts = [None] * len(self.decoder) if past is None else past
+        for block, own, cross in zip(self.decoder, pasts, memory.keys_and_values, strict=True):
+            x, latest = block(x, visible, own, cross, memory.visible, training=training)
             kept.append(latest)
         return self.embedding.logits(self._ended(x, 1)), kept
 
