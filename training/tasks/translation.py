@@ -15,7 +15,7 @@ from training.config import records
 from training.config.records import AnyConfig, Part
 from training.config.schema import Count, is_number, is_whole
 from training.datasets import ParallelTextDataset
-from training.datasets.vocabulary import END, PAD, START
+from training.datasets.vocabulary import PAD, START
 from training.models import TRANSLATIONS
 from training.tasks.task import Evaluation, Inputs, Metric, Reading, Samples, Tested, Tiny, traced
 from training.tasks.text import (
@@ -174,7 +174,7 @@ class TranslationTest(Evaluation):
 
         self._samples = samples
         self._forward = traced(forward)
-        self._decoder = Decoder(model, begin=START, end=END, beams=beams, length_penalty=length_penalty)
+        self._decoder = Decoder(model, beams=beams, length_penalty=length_penalty)
 
     def evaluate(self, batches: Iterable[Batch], comm: Communicator) -> Tested:
         own, loss, tokens = dict[int, str](), 0.0, 0
