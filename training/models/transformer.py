@@ -303,13 +303,10 @@ class Stack(keras.Model):  # type: ignore[misc]  # Keras has no types
         given: dict[str, Any] = {"pre": self.pre, "epsilon": self.epsilon, "deviation": DEVIATION}
         self.blocks = [Block(options, name=f"block_{number}", **given) for number in range(options.layers)]
 
-    def embedded(self, tokens: Any) -> Any:
-        """Return the sum of the embeddings of tokens and their positions."""
-        return self.embedding(tokens) + self.positions(ops.arange(checked_length(tokens, self.longest)))
-
-    def through_blocks(self, x: Any, visible: Any, training: bool) -> Any:
-        """Return the vectors after dropout and all blocks; ``visible`` as for :class:`Attention`."""
-        x = self.dropout(x, training=training)
+    def vectors(self, tokens: Any, visible: Any, training: bool) -> Any:
+        """Return the vectors of tokens (B, T) after all blocks; ``visible`` as for :class:`Attention`."""
+        x = self.embedding(tokens) + self.positions(ops.arange(checked_length(tokens, self.longest)))
+        x = self.dropout(x if self.pre else self.begin(x), training=training)
         for block in self.blocks:
             x, _ = block(x, visible, training=training)
         return x
@@ -336,7 +333,7 @@ class Gpt(Stack):
             layer.build((*shape, self.embedding.output_dim))
 
     def call(self, tokens: Any, training: bool = False) -> Any:
-        x = self.through_blocks(self.embedded(tokens), causal(ops.shape(tokens)[1]), training)
+        x = self.vectors(tokens, causal(ops.shape(tokens)[1]), training)
         return self.embedding.logits(self.end(x))
 
 
@@ -368,5 +365,5 @@ class Bert(Stack):
         self.bias = self.add_weight((self.embedding.input_dim,), "zeros", name="bias")
 
     def call(self, tokens: Any, training: bool = False) -> Any:
-        x = self.through_blocks(self.begin(self.embedded(tokens)), tokens_in(tokens), training)
+        x = self.vectors(tokens, tokens_in(tokens), training)
         return self.table.logits(self.end(self.transform(x))) + ops.cast(self.bias, "float32")
