@@ -204,9 +204,9 @@ MODELS: dict[str, Callable[..., "keras.Model"]] = {
 def check_model(name: str, options: Mapping[str, Any], signature: Signature) -> Any:
     """Return the named builder; raise ``InvalidArgument`` unless it has the signature and these options."""
     builder = registry.resolve(MODELS, "model", name)
-    is_ours = isinstance(builder, Builder | TextBuilder)
-    if is_ours and (kind := builder.signature.kind) != signature.kind:
-        raise InvalidArgument(f"expected a model of {signature.kind}, got {name}, which is one of {kind}")
+    if isinstance(builder, Builder | TextBuilder) and builder.signature.kind != signature.kind:
+        got = f"{name}, which is one of {builder.signature.kind}"
+        raise InvalidArgument(f"expected a model of {signature.kind}, got {got}")
     if isinstance(builder, TextBuilder):
         builder.checked(options)
         return builder
