@@ -29,9 +29,8 @@ from training.commands.printing import Table, times
 from training.linear.config import Settings, checked
 from training.linear.generated import SHAPES, generate
 from training.linear.kernels import LOSSES
-from training.linear.model import Model
 from training.linear.rows import Rows
-from training.linear.solver import Pass, Solver
+from training.linear.solver import Model, Pass, Solver
 from training.linear.solvers import SGD, SOLVERS, make_solver
 from training.process.job import as_rank, usage_error
 

@@ -281,7 +281,7 @@ def train(config: Config, layout: Sequence[int]) -> Trained:
     """Train with a reducer for each of the ranks of ``layout``; batches are those of all together."""
     ranks = Ranks(layout)
     task = config.task.make()
-    if task.accumulates:  # batches are cut into parts; one that carries a state has the rows of each rank
+    if not getattr(task, "streams", False):  # streams have the rows of each rank; other batches are cut
         config = config.model_copy(update={"accumulate": ranks.count})
         task.check(config)
 

@@ -14,9 +14,8 @@ from tests.extent import dealt, more
 from tests.linear.made import FEATURES, VALUES, matrix_of, rows_of, settings_of, trained, value_of
 from training.linear.config import LearningRate
 from training.linear.kernels import LOSSES, value_and_slope
-from training.linear.model import Model
 from training.linear.rows import Rows
-from training.linear.solver import Diverged
+from training.linear.solver import Diverged, Model
 from training.linear.solvers import SGD, Gradients, Rates
 
 SENDING_ALL = [name for name, kind in REDUCERS.items() if issubclass(kind, SelectingReducer)]

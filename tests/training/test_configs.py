@@ -213,6 +213,6 @@ def test_synthetic_generates_what_the_phase_takes_at_any_size():
     assert len(dataset.manifest("training")) == 64
 
 
-@pytest.mark.parametrize("name", [name for name, each in MODELS.items() if each.kind == IMAGES.kind])
+@pytest.mark.parametrize("name", [name for name, each in MODELS.items() if each.signature == IMAGES])
 def test_synthetic_takes_every_model(name):
     assert load_shipped("synthetic", f"model={name}").model.name == name  # whose smallest side is checked

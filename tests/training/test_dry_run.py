@@ -21,7 +21,7 @@ def words_of(model):
     family = model.partition("_")[0]
     if ALL:
         return []
-    if MODELS[model].kind == IMAGES.kind:
+    if MODELS[model].signature == IMAGES:
         return [LINEAR]
     if family == "lstm":
         return [f"model={model.removesuffix('_small')}_small"]

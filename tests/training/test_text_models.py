@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from commlib.errors import InvalidArgument
 from tests.extent import dealt
-from training.models import MODELS
-from training.models.attention import Attention, sinusoids
+from training.models import MODELS, AttentionOptions
+from training.models.transformer import Attention, sinusoids
 
 TINY_ATTENTION = {"layers": 2, "width": 8, "heads": 2, "hidden": 12, "longest": 9}
 TINY = {
@@ -249,7 +249,8 @@ def attention_in_float64(layer, x, source, visible):
 
 @pytest.mark.parametrize("heads", [1, 3])
 def test_attention_is_that_of_the_paper(heads):
-    layer, draw = Attention(12, heads, 0.0, None), np.random.default_rng(3)
+    layer = Attention(AttentionOptions(width=12, heads=heads, dropout=0.0), None)
+    draw = np.random.default_rng(3)
     layer.build((None, None, 12))
     for dense in (layer.to_query, layer.to_key, layer.to_value, layer.to_output):
         dense.bias.assign(draw.normal(size=12))

@@ -81,12 +81,8 @@ def check_dataset(name: str, path: str | Path | None, options: Mapping[str, Any]
         raise ValueError(f"dataset {name}: path: expected a folder or URL, got none")
     if "path" not in parameters and path is not None:
         raise ValueError(f"dataset {name}: path: expected none, {name} reads no files, got '{path}'")
-    location = {} if path is None else {"path": path}
-    if location.keys() & options.keys():
-        raise ValueError(f"dataset {name}: path: expected none among the options, got {options['path']!r}")
-    registry.check_options(f"dataset {name}", load, {**options, **location})
-    storage = options.get("storage")
-    if storage is not None:
+    registry.check_options(f"dataset {name}", load, {**options, **({} if path is None else {"path": path})})
+    if (storage := options.get("storage")) is not None:
         if not isinstance(storage, Mapping):
             raise ValueError(f"dataset {name}: storage: expected keys and values, got {storage!r}")
         registry.check_options(f"dataset {name}: storage", Storage, storage, positional=1)

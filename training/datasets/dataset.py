@@ -61,10 +61,9 @@ class ImageDataset(Dataset):
         wrong = np.flatnonzero(manifest.labels >= self.classes).tolist()
         if wrong:
             label, file = manifest.labels[wrong[0]], manifest.files[int(manifest.file[wrong[0]])]
-            raise ValueError(
-                f"labels: expected 0 … {self.classes - 1} ({self.classes} classes), got {label} "
-                f"for sample {wrong[0]} ({file}); {len(wrong)} of {len(manifest)} are too large"
-            )
+            expected = f"0 … {self.classes - 1} ({self.classes} classes)"
+            got = f"{label} for sample {wrong[0]} ({file}); {len(wrong)} of {len(manifest)} are too large"
+            raise ValueError(f"labels: expected {expected}, got {got}")
 
 
 @contextmanager

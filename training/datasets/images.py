@@ -99,11 +99,10 @@ def imagenet(
     each class to test on, chosen by ``split_seed`` (0). ``storage``: the keywords of
     :class:`datacache.storage.Storage`.
     """
-    for least, options in (
-        (1, {"classes": classes}),
-        (0, {"label_offset": label_offset, "split_seed": split_seed}),
-    ):
-        check_whole(least=least, **{name: value for name, value in options.items() if value is not None})
+    if classes is not None:
+        check_whole(least=1, classes=classes)
+    numbers = {"label_offset": label_offset, "split_seed": split_seed}
+    check_whole(least=0, **{name: value for name, value in numbers.items() if value is not None})
     contents = _contents(path, storage)
     splits: list[Split | None] = [None, None]
     if validation_share is not None:
@@ -147,10 +146,8 @@ def _check_split(path: str, format: str | None, contents: Listing, share: float)
         raise ValueError(f"validation_share: expected a number in (0, 1), got {share!r}")
     if format not in (None, "image_folder"):
         raise ValueError(f"validation_share: expected none where format is {format}, got {share}")
-    if there := [name for name in FOLDERS if name in contents.folders]:
-        raise ValueError(
-            f"validation_share: expected none where {path} has {' and '.join(there)}, got {share}"
-        )
+    if there := " and ".join(name for name in FOLDERS if name in contents.folders):
+        raise ValueError(f"validation_share: expected none where {path} has {there}, got {share}")
 
 
 def _format_at(path: str, given: str | None, contents: Listing) -> str:

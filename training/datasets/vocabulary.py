@@ -24,6 +24,7 @@ from commlib.errors import look_up, one_line, shown
 from commlib.folders import user_cache
 from commlib.registry import check_options
 from datacache import StoredSource, Untrusted
+from datacache.storage import check_whole
 from datacache.store import locks
 from datacache.store.files import make_folder, read_file, write_atomic
 
@@ -53,9 +54,7 @@ class VocabularySettings:
     mask: bool = False
 
     def __post_init__(self) -> None:
-        if type(self.size) is not int or self.size <= SPECIAL:
-            expected = f"a whole number from {SPECIAL + 1}"
-            raise ValueError(f"vocabulary.size: expected {expected}, got {shown(self.size)}")
+        check_whole(least=SPECIAL + 1, **{"vocabulary.size": self.size})
         look_up(TYPES, "vocabulary.type", self.type)
         if self.mask not in (True, False):
             raise ValueError(f"vocabulary.mask: expected true or false, got {shown(self.mask)}")

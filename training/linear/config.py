@@ -34,8 +34,6 @@ from training.linear.generated import SHAPES, generate
 from training.linear.kernels import CURVATURES, LOSSES
 from training.linear.rows import Rows, read_rows
 
-LOSSLESS = {"selector": EVERYTHING, "density": 1.0}  # options of a sparse reducer that sends all entries
-
 
 class LearningRate(Record):
     """The learning rate, and how it adapts."""
@@ -115,7 +113,7 @@ def lossless(name: str) -> dict[str, Any]:
         return {}
     if not issubclass(reducer, SelectingReducer):
         raise problem(f"expected one that can send all entries, got {name}", key="reducer")
-    return dict(LOSSLESS)
+    return {"selector": EVERYTHING, "density": 1.0}
 
 
 def make_lossless(name: str, topology: Topology, size: int, options: Mapping[str, Any]) -> Reducer:

@@ -117,9 +117,8 @@ class FilePart(io.BufferedReader):
     def of_rank(cls, path: Path, rank: int, ranks: int) -> "FilePart":
         """Return the lines that begin in a rank's equal share of the bytes."""
         if path.suffix in COMPRESSED:
-            raise InvalidArgument(
-                f"{path}: expected a file that is not compressed, of which ranks read parts"
-            )
+            expected = "a file that is not compressed, of which ranks read parts"
+            raise InvalidArgument(f"{path}: expected {expected}")
         try:
             size = os.stat(path).st_size
             with path.open("rb") as file:
@@ -155,8 +154,7 @@ class FilePart(io.BufferedReader):
 
     def line_of_row(self, row: int) -> int:
         """Return the line of a row, counted from 1 in this part; a comment alone is no row."""
-        rows = [number for number, words in enumerate(self.contents(), start=1) if words]
-        return rows[row]
+        return [number for number, words in enumerate(self.contents(), start=1) if words][row]
 
 
 def _next_line(file: BinaryIO, offset: int) -> int:

@@ -92,13 +92,12 @@ def _begin(solver: Solver, folder: RunFolder | None, config: LinearConfig) -> No
 def _report(folder: RunFolder, solver: Solver, done: Pass, reached: float, accuracy: float | None) -> None:
     """Write a line of ``metrics.jsonl``, and print one."""
     tested = {} if accuracy is None else {"accuracy": accuracy}
-    values = asdict(done) | {"pass_seconds": done.seconds}
-    del values["seconds"]
+    values = asdict(done)
+    values["pass_seconds"] = values.pop("seconds")
     folder.write("pass", number=solver.passes, objective=reached, **tested, **values)
     of_test = "" if accuracy is None else f"   accuracy {100 * accuracy:.2f} %"
     of_links = f" ({done.communication:.2f} s of them in exchanges)" if done.communication else ""
-    line = f"pass {solver.passes}   objective {reached:.6f}{of_test}   {done.seconds:.2f} s{of_links}"
-    print_line(line)
+    print_line(f"pass {solver.passes}   objective {reached:.6f}{of_test}   {done.seconds:.2f} s{of_links}")
 
 
 def share_right(solver: Solver, rows: Rows) -> float:

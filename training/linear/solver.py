@@ -11,15 +11,93 @@ import numpy as np
 
 from commlib import REDUCERS, InvalidArgument, LinkBytes, Reducer, Report, SparseVector, Topology
 from commlib.reducers import SelectingReducer
+from commlib.vectors import Float32
+from training.config.reducers import AUTO
+from training.linear import kernels
 from training.linear.config import Settings, make_lossless
-from training.linear.kernels import Int64
-from training.linear.model import Model
+from training.linear.kernels import LOSSES, Float64, Int64, Matrix, Weights
 from training.linear.rows import Rows
 from training.process.job import all_or_raise
 
 PROBED = 4  # gradients on which ``auto`` compares reducers
 WARM_UP = 1  # of these, not timed
 WIRES = ("fp32", "gap")  # the codecs without loss
+
+
+class Model:
+    """Weights of float32 and an intercept, which are 0 at first.
+
+    The objective is ``(1/N)·Σ loss(yᵢ, w·xᵢ + b) + l2/2·‖w‖² + l1·‖w‖₁``: the intercept ``b`` is not
+    regularized. A gradient has ``size`` entries, of which the last is that of the intercept, if there is one.
+    A step costs as much as its gradient has entries, also with regularization.
+    """
+
+    def __init__(self, settings: Settings, features: int) -> None:
+        self.settings = settings
+        self.size = features + settings.intercept
+        self._loss = LOSSES[settings.loss]
+        seen = np.zeros(features if settings.l1 else 0)
+        self._weights = Weights(np.zeros(features, np.float32), seen, 0.0, 1.0, 0.0)
+
+    @property
+    def intercept(self) -> float:
+        return self._weights.intercept
+
+    @property
+    def weights(self) -> Float32:
+        """Return the weights, an array of the model: the next step overwrites it."""
+        kernels.settle(self._weights)
+        self._weights = self._weights._replace(shrunk=0.0, scale=1.0)
+        return self._weights.v
+
+    def set_weights(self, weights: Float32, intercept: float) -> None:
+        """Take other weights, which are copied."""
+        self._weights.v[...] = weights
+        self._weights.seen[...] = 0.0
+        self._weights = self._weights._replace(shrunk=0.0, scale=1.0, intercept=intercept)
+
+    def margins(self, rows: Rows) -> Float64:
+        """Return ``w·x + b`` of each row."""
+        return kernels.margins_of(rows.matrix, self._weights)
+
+    def slopes(self, rows: Rows, numbers: Int64, slopes: Float64) -> float:
+        """Write the derivatives of the losses of some rows by their margins; return the sum of the losses."""
+        return kernels.slopes_of(self._loss, rows.matrix, rows.labels, numbers, self._weights, slopes)
+
+    def step(self, gradient: SparseVector, rate: float) -> None:
+        """Step against the gradient of the mean loss: ``w ← soft((1 − rate·l2)·w − rate·g, rate·l1)``.
+
+        The last entry that it stores is that of the intercept.
+        """
+        settings, count = self.settings, gradient.nnz - self.settings.intercept
+        _, _, shrunk, scale, intercept = self._weights
+        scale *= 1.0 - rate * settings.l2
+        if gradient.indices is None:
+            kernels.add_dense(gradient.values[:count], -rate / scale, self._weights)
+        else:
+            entries = Matrix(np.array([0, count]), gradient.indices, gradient.values)
+            kernels.add_row(entries, 0, -rate / scale, self._weights)
+        if settings.intercept:
+            intercept -= rate * float(gradient.values[-1])
+        shrunk += rate * settings.l1 / scale
+        self._weights = self._weights._replace(shrunk=shrunk, scale=scale, intercept=intercept)
+        if scale < kernels.SMALLEST_SCALE:
+            _ = self.weights
+
+    def pass_alone(self, rows: Rows, order: Int64, bounds: Int64, rates: Float64) -> float:
+        """Take a step for each batch of ``order``, as a single rank; return the sum of the losses before."""
+        settings = self.settings
+        batches, penalties = (order, bounds, rates), (settings.l2, settings.l1)
+        total, shrunk, scale, intercept = kernels.pass_of_one_rank(
+            self._loss, rows.matrix, rows.labels, batches, self._weights, penalties, settings.intercept
+        )
+        self._weights = self._weights._replace(shrunk=shrunk, scale=scale, intercept=intercept)
+        return total
+
+    def penalty(self) -> float:
+        """Return ``l2/2·‖w‖² + l1·‖w‖₁``."""
+        squares, magnitudes = kernels.norms(self._weights)
+        return self.settings.l2 / 2 * squares + self.settings.l1 * magnitudes
 
 
 class Diverged(ValueError):
@@ -115,8 +193,15 @@ class Solver(ABC):
     def run_pass(self) -> Pass:
         """Take the steps of a pass; raise ``Diverged`` on all ranks."""
 
+    def make_reducer(self, gradients: Iterable[SparseVector]) -> Reducer:
+        """Return the reducer of the settings; for ``auto``, the fastest on the first of ``gradients``."""
+        name, options = self.settings.reducer.name or AUTO, self.settings.reducer.options
+        if name == AUTO:
+            self.choice = choose(self.topology, gradients)
+            name, options = self.choice.name, self.choice.options
+        return make_lossless(name, self.topology, self.model.size, options)
+
     def close(self) -> None:
-        """Close the reducer, if there is one."""
         if self.reducer is not None:
             self.reducer.close()
 
@@ -152,9 +237,8 @@ def _counts(topology: Topology, rows: Rows) -> Int64:
         empty = int(np.argmin(counts))
         raise InvalidArgument(f"rows: expected one or more on each rank, got none on rank {empty}")
     if (features != features[0]).any():
-        raise InvalidArgument(
-            f"rows: expected as many features on each rank, got {', '.join(map(str, features))}"
-        )
+        got = ", ".join(map(str, features))
+        raise InvalidArgument(f"rows: expected as many features on each rank, got {got}")
     return np.asarray(counts, np.int64)
 
 

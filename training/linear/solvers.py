@@ -24,7 +24,7 @@ from training.linear import kernels
 from training.linear.config import LearningRate, Settings, make_lossless
 from training.linear.kernels import CURVATURES, LOSSES, Float64, Int64, Matrix, value_and_slope
 from training.linear.rows import Rows
-from training.linear.solver import Diverged, Pass, Solver, Taken, choose
+from training.linear.solver import Diverged, Pass, Solver, Taken
 
 
 class Rates:
@@ -85,17 +85,8 @@ class SGD(Solver):
         self._bounds = [partition(int(count), self.steps) for count in self.counts]
         self._gradients = Gradients(rows, intercept=settings.intercept)
         self._rates = Rates(settings.learning_rate)
-        self.reducer = self._make_reducer()
-
-    def _make_reducer(self) -> Reducer | None:
-        if self.topology.world.size == 1:
-            return None
-        name, options = self.settings.reducer.name or AUTO, self.settings.reducer.options
-        if name == AUTO:
-            # of a model of zeros
-            self.choice = choose(self.topology, (self._gradient(each, 1.0)[0] for each, _ in self._batches()))
-            name, options = self.choice.name, dict(self.choice.options)
-        return make_lossless(name, self.topology, self.model.size, options)
+        if topology.world.size > 1:  # ``auto`` is chosen on gradients of a model of zeros
+            self.reducer = self.make_reducer(self._gradient(each, 1.0)[0] for each, _ in self._batches())
 
     def run_pass(self) -> Pass:
         rates = self._rates.of_pass(self.passes, self.steps)
@@ -125,8 +116,7 @@ class SGD(Solver):
             taken.append(step)
             loss += of_batch
         seconds = world.now() - start
-        mean_loss, rate = self.mean_of_all(loss), float(rates[-1])
-        return Pass.of(taken, loss=mean_loss, rate=rate, seconds=seconds)
+        return Pass.of(taken, loss=self.mean_of_all(loss), rate=float(rates[-1]), seconds=seconds)
 
     def _gradient(self, numbers: Int64, factor: float) -> tuple[SparseVector, float]:
         slopes = np.empty(len(numbers))
@@ -181,9 +171,9 @@ class CoordinateDescent(Solver):
     def __init__(self, topology: Topology, rows: Rows, settings: Settings) -> None:
         super().__init__(topology, rows, settings)
         self._own, self._columns = columns_of(rows, intercept=settings.intercept)
-        name, options = settings.reducer.name or AUTO, settings.reducer.options
+        name = settings.reducer.name or AUTO
         first = "allgather" if name == AUTO else name
-        self.reducer = make_lossless(first, topology, self.model.size, options)
+        self.reducer = make_lossless(first, topology, self.model.size, settings.reducer.options)
         self._active, squares = self._sums_of_squares()
         self._features = len(self._active) - settings.intercept  # the intercept's column comes last
         self._slices = partition(len(self._active), topology.world.size)
@@ -192,9 +182,8 @@ class CoordinateDescent(Solver):
         if name == AUTO and topology.world.size > 1 and self.steps:  # none without a column
             margins = self.model.margins(rows)  # of a model of zeros
             firsts = (self._derivatives(margins, self._active[each]) for each in self._blocks())
-            self.choice = choose(topology, firsts)
             self.reducer.close()
-            self.reducer = make_lossless(self.choice.name, topology, self.model.size, self.choice.options)
+            self.reducer = self.make_reducer(firsts)
 
     def _sums_of_squares(self) -> tuple[Index, Float64]:
         """Return the columns that any rank has, ascending, and the sums of their squared values."""

@@ -56,7 +56,7 @@ class Builder:
     sizes: Mapping[str, Any] = field(default_factory=dict)
     smallest_side: int = 1
     deviation: float | None = 0.01
-    kind: str = IMAGES.kind
+    signature: Signature = IMAGES
 
     def __call__(self, channels: int, classes: int, *, normalised: bool = False) -> "keras.Model":
         """Return a new model for images ``(batch, height, width, channels)`` of any size, square or not.
@@ -84,11 +84,6 @@ class TextBuilder:
     options: type[Record]
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def kind(self) -> str:
-        """The kind of its signature."""
-        return self.signature.kind
-
     def __call__(self, *sizes: int, **options: Any) -> "keras.Model":
         """Return a new model for a vocabulary size, and a number of classes if the model classifies.
 
@@ -110,17 +105,17 @@ Dropout = Annotated[float, expect("a number in [0, 1)", lambda value: is_number(
 
 
 class AttentionOptions(Record):
-    """The options of models made of attention."""
+    """Options of models made of attention; by default those of GPT-2's smallest (Radford et al. 2019)."""
 
-    layers: Count
+    layers: Count = 12
     """Blocks one after the other; a Transformer's encoder and its decoder each have as many."""
-    width: Count
+    width: Count = 768
     """Size of the vector of a position."""
-    heads: Count
-    hidden: Count
+    heads: Count = 12
+    hidden: Count = 3072
     """Size of the hidden layer of each feed-forward part."""
     dropout: Dropout = 0.1
-    longest: Count
+    longest: Count = 1024
     """The longest sequence, in tokens."""
 
     @model_validator(mode="after")
@@ -148,31 +143,17 @@ class TransformerOptions(AttentionOptions):
         return self
 
 
-class GptOptions(AttentionOptions):
-    """GPT-2 of 124 million weights (Radford et al. 2019)."""
-
-    layers: Count = 12
-    width: Count = 768
-    heads: Count = 12
-    hidden: Count = 3072
-    longest: Count = 1024
-
-
 class BertOptions(AttentionOptions):
-    """BERT-base (Devlin et al. 2019)."""
+    """BERT-base (Devlin et al. 2019), whose blocks are as large as GPT-2's."""
 
-    layers: Count = 12
-    width: Count = 768
-    heads: Count = 12
-    hidden: Count = 3072
     longest: Count = 512
     tied: bool = True
     """The logits use the table of the embedding; otherwise one of their own, as in the 133.5 million weights
     of Ok-Topk's BERT."""
 
 
-class LstmLmOptions(Record):
-    """The large LSTM of Zaremba et al. 2014, the papers' model for PTB."""
+class LstmOptions(Record):
+    """Options of LSTM models; by default those of the large one of Zaremba et al. 2014, for PTB."""
 
     layers: Count = 2
     units: Count = 1500
@@ -181,20 +162,12 @@ class LstmLmOptions(Record):
     """Between layers, never along a sequence."""
 
 
-class ClassifierOptions(Record):
-    """Four LSTM layers, with about as many weights as SparCML's model for ATIS."""
-
-    layers: Count = 4
-    units: Count = 768
-    """Of a layer; also the size of a token's vector."""
-    dropout: Dropout = 0.2
-
-
+CLASSIFIER = {"layers": 4, "units": 768, "dropout": 0.2}  # of about as many weights as SparCML's for ATIS
 # Defaults of small models, which train on a CPU.
 FOUR_LAYERS = {"layers": 4, "width": 256, "heads": 4, "hidden": 1024, "longest": 256}
 TWO_LAYERS = {"layers": 2, "width": 128, "heads": 4, "hidden": 512}
 SMALL_LSTM = {"units": 200, "dropout": 0.0}  # the small LSTM of Zaremba et al. 2014
-ONE_LAYER = {"layers": 1, "units": 128}
+ONE_LAYER = {**CLASSIFIER, "layers": 1, "units": 128}
 
 MODELS: dict[str, Callable[..., "keras.Model"]] = {
     builder.name: builder
@@ -216,38 +189,33 @@ MODELS: dict[str, Callable[..., "keras.Model"]] = {
         TextBuilder(
             "transformer_small", "transformer.Transformer", TRANSLATIONS, TransformerOptions, TWO_LAYERS
         ),
-        TextBuilder("gpt", "transformer.Gpt", NEXT_TOKENS, GptOptions),
-        TextBuilder("gpt_small", "transformer.Gpt", NEXT_TOKENS, GptOptions, FOUR_LAYERS),
-        TextBuilder("lstm_lm", "lstm.LstmLm", NEXT_TOKENS, LstmLmOptions),
-        TextBuilder("lstm_lm_small", "lstm.LstmLm", NEXT_TOKENS, LstmLmOptions, SMALL_LSTM),
+        TextBuilder("gpt", "transformer.Gpt", NEXT_TOKENS, AttentionOptions),
+        TextBuilder("gpt_small", "transformer.Gpt", NEXT_TOKENS, AttentionOptions, FOUR_LAYERS),
+        TextBuilder("lstm_lm", "lstm.LstmLm", NEXT_TOKENS, LstmOptions),
+        TextBuilder("lstm_lm_small", "lstm.LstmLm", NEXT_TOKENS, LstmOptions, SMALL_LSTM),
         TextBuilder("bert_base", "transformer.Bert", MASKED_TOKENS, BertOptions),
         TextBuilder("bert_small", "transformer.Bert", MASKED_TOKENS, BertOptions, FOUR_LAYERS),
-        TextBuilder("lstm_classifier", "lstm.LstmClassifier", TEXT_CLASSES, ClassifierOptions),
-        TextBuilder(
-            "lstm_classifier_small", "lstm.LstmClassifier", TEXT_CLASSES, ClassifierOptions, ONE_LAYER
-        ),
+        TextBuilder("lstm_classifier", "lstm.LstmClassifier", TEXT_CLASSES, LstmOptions, CLASSIFIER),
+        TextBuilder("lstm_classifier_small", "lstm.LstmClassifier", TEXT_CLASSES, LstmOptions, ONE_LAYER),
     )
 }
 
 
 def check_model(name: str, options: Mapping[str, Any], signature: Signature) -> Any:
-    """Return the named builder; raise ``InvalidArgument`` unless it has the signature and these options.
-
-    A builder that has a ``kind`` is only called by that kind of signature.
-    """
+    """Return the named builder; raise ``InvalidArgument`` unless it has the signature and these options."""
     builder = registry.resolve(MODELS, "model", name)
-    if (kind := getattr(builder, "kind", signature.kind)) != signature.kind:
-        raise InvalidArgument(f"expected a model of {signature.kind}, got {name}, which is one of {kind}")
+    if isinstance(builder, Builder | TextBuilder) and builder.signature.kind != signature.kind:
+        got = f"{name}, which is one of {builder.signature.kind}"
+        raise InvalidArgument(f"expected a model of {signature.kind}, got {got}")
     if isinstance(builder, TextBuilder):
         builder.checked(options)
         return builder
     for keyword, key in signature.given.items():
         if keyword in options:
             raise InvalidArgument(f"{keyword}: expected none, it follows from the key {key}")
-    given = dict.fromkeys(signature.given, False)
+    given = {**dict.fromkeys(signature.given, False), **options}
     try:
-        positional = len(signature.arguments)
-        registry.check_options(f"model {name}", builder, {**given, **options}, positional)
+        registry.check_options(f"model {name}", builder, given, len(signature.arguments))
     except InvalidArgument as error:
         raise InvalidArgument(f"{error}; expected {signature} and options of its own") from error
     return builder

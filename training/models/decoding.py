@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from training.models.attention import PAD
+from training.datasets.vocabulary import END, PAD, START
 from training.models.transformer import Encoded, Transformer
 
 Tokens = npt.NDArray[np.int32]
@@ -42,25 +42,16 @@ class Search(NamedTuple):
 class Decoder:
     """Finds a likely target of each source.
 
-    ``begin`` and ``end``: the tokens around a target. ``beams``: hypotheses that are kept of each source (one
-    is greedy search). ``length_penalty``: α of the score ``log p/((5 + n)/6)^α`` of a
-    hypothesis of ``n`` tokens, its end among them, and probability ``p`` (Wu et al. 2016, equation 14).
-    ``extra``: tokens that a target may have more than its source.
+    ``beams``: hypotheses that are kept of each source (one is greedy search). ``length_penalty``: α of the
+    score ``log p/((5 + n)/6)^α`` of a hypothesis of ``n`` tokens, its end among them, and probability ``p``
+    (Wu et al. 2016, equation 14). ``extra``: tokens that a target may have more than its source.
     """
 
     def __init__(
-        self,
-        model: Transformer,
-        *,
-        begin: int,
-        end: int,
-        beams: int = 4,
-        length_penalty: float = 0.6,
-        extra: int = 50,
+        self, model: Transformer, *, beams: int, length_penalty: float = 0.6, extra: int = 50
     ) -> None:
-        self._model, self._begin, self._end = model, begin, end
+        self._model, self._size = model, model.vocabulary_size
         self._beams, self._alpha, self._extra = beams, length_penalty, extra
-        self._size = model.vocabulary_size
         self._search = tf.function(self._found, input_signature=[tf.TensorSpec((None, None), tf.int32)])
 
     def __call__(self, sources: Tokens) -> Tokens:
@@ -91,7 +82,7 @@ class Decoder:
         sums, origins, tokens, past = self._candidates(search, memory, is_last)
         targets = tf.gather(search.targets, origins, batch_dims=1)
         targets = tf.concat([targets, tokens[:, :, None]], axis=2)
-        is_end = tokens == self._end
+        is_end = tokens == END
 
         has_ended = is_end[:, :beams] & (sums[:, :beams] > -np.inf)
         scores = tf.where(has_ended, sums[:, :beams] / self._penalty(search.length), -np.inf)
@@ -119,7 +110,7 @@ class Decoder:
         latest = tf.reshape(search.targets[:, :, -1], [-1, 1])
         logits, past = self._model.decode(latest, memory, search.past)
         tokens = tf.range(self._size)
-        barred = (tokens == PAD) | (tokens == self._begin) | (is_last[:, None] & (tokens != self._end))
+        barred = (tokens == PAD) | (tokens == START) | (is_last[:, None] & (tokens != END))
         likely = tf.reshape(tf.nn.log_softmax(logits[:, 0]), [-1, self._beams, self._size])
         sums = tf.where(barred[:, None], -np.inf, search.sums[:, :, None] + likely)
         sums, places = tf.math.top_k(tf.reshape(sums, [-1, self._beams * self._size]), 2 * self._beams)
@@ -138,9 +129,9 @@ class Decoder:
         one = [[0.0] + [-np.inf] * (self._beams - 1)]
         return Search(
             length=tf.constant(1),
-            targets=tf.fill([rows, self._beams, 1], self._begin),
+            targets=tf.fill([rows, self._beams, 1], START),
             sums=tf.tile(tf.constant(one), [rows, 1]),
-            best=tf.fill([rows, 1], self._begin),
+            best=tf.fill([rows, 1], START),
             score=tf.fill([rows], -np.inf),
             ended=tf.zeros([rows], tf.int32),
             past=self._model.start(rows * self._beams),
@@ -148,14 +139,6 @@ class Decoder:
 
     def _shapes(self, start: Search) -> Search:
         """Return the shapes of a search, without the dimensions that differ between steps."""
-        return Search(
-            length=tf.TensorShape([]),
-            targets=tf.TensorShape([None, self._beams, None]),
-            sums=tf.TensorShape([None, self._beams]),
-            best=tf.TensorShape([None, None]),
-            score=tf.TensorShape([None]),
-            ended=tf.TensorShape([None]),
-            past=tf.nest.map_structure(
-                lambda each: tf.TensorShape([n or None for n in each.shape]), start.past
-            ),
-        )
+        kept = tf.nest.map_structure(lambda each: tf.TensorShape([n or None for n in each.shape]), start)
+        targets, best = tf.TensorShape([None, self._beams, None]), tf.TensorShape([None, None])
+        return kept._replace(targets=targets, best=best)

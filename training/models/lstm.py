@@ -7,8 +7,8 @@ import keras
 import tensorflow as tf
 from keras import layers, ops
 
-from training.models import ClassifierOptions, LstmLmOptions
-from training.models.attention import PAD
+from training.datasets.vocabulary import PAD
+from training.models import LstmOptions
 
 
 class Lstm(keras.Model):  # type: ignore[misc]  # Keras has no types
@@ -16,9 +16,7 @@ class Lstm(keras.Model):  # type: ignore[misc]  # Keras has no types
 
     gives_state = False
 
-    def __init__(
-        self, name: str, tokens: int, outputs: int, options: LstmLmOptions | ClassifierOptions
-    ) -> None:
+    def __init__(self, name: str, tokens: int, outputs: int, options: LstmOptions) -> None:
         super().__init__(name=name)
         self.units = options.units
         self.embedding = layers.Embedding(tokens, options.units, name="embedding")
@@ -26,11 +24,12 @@ class Lstm(keras.Model):  # type: ignore[misc]  # Keras has no types
         self.lstms = [layers.LSTM(options.units, name=f"lstm_{n}", **given) for n in range(options.layers)]
         self.dropout = layers.Dropout(options.dropout)
         self.head = layers.Dense(outputs, name="logits")
+        self.build((None, None))
 
-    def build(self, shapes: Any) -> None:
-        self.embedding.build(shapes[0])
+    def build(self, shape: Any) -> None:
+        self.embedding.build(shape)
         for layer in (*self.lstms, self.head):
-            layer.build((*shapes[0], self.units))
+            layer.build((*shape, self.units))
 
 
 class LstmLm(Lstm):
@@ -42,9 +41,8 @@ class LstmLm(Lstm):
 
     gives_state = True
 
-    def __init__(self, vocabulary_size: int, options: LstmLmOptions) -> None:
+    def __init__(self, vocabulary_size: int, options: LstmOptions) -> None:
         super().__init__("lstm_lm", vocabulary_size, vocabulary_size, options)
-        self.build([(None, None), (None, options.layers, 2, options.units)])
 
     def zero_state(self, rows: int) -> Any:
         """Return the state before the first token of ``rows`` sequences."""
@@ -67,9 +65,8 @@ class LstmClassifier(Lstm):
     A text without a token counts as one.
     """
 
-    def __init__(self, vocabulary_size: int, classes: int, options: ClassifierOptions) -> None:
+    def __init__(self, vocabulary_size: int, classes: int, options: LstmOptions) -> None:
         super().__init__("lstm_classifier", vocabulary_size, classes, options)
-        self.build([(None, None)])
 
     def call(self, tokens: Any, training: bool = False) -> Any:
         x = self.embedding(tokens)

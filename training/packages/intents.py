@@ -20,7 +20,6 @@ from training.packages import Parts, is_test, key_of, members
 CATALOGUE = r"home_assistant_intents/data/en\.json"
 DRAWN = 10  # sentences of a template
 TEST_SHARE = 0.15
-DEEPEST = 20  # rules within rules
 
 # What a house has and what its people say: of our own making.
 ITEMS = (
@@ -70,14 +69,12 @@ class Grammar:
         >>> Grammar({"expansion_rules": {"the": "[the]"}, "lists": {}}).sentence("<the> (a;b)[s]", Draw(1))
         'the b as'
         """
-        return " ".join(self._expanded(template, draw, 0).split())
+        return " ".join(self._expanded(template, draw).split())
 
-    def _expanded(self, template: str, draw: Draw, depth: int) -> str:
-        if depth > DEEPEST:
-            raise ValueError(f"{template}: rules refer to each other")
-        return self._alternatives(TOKEN.findall(template), draw, depth)
+    def _expanded(self, template: str, draw: Draw) -> str:
+        return self._alternatives(TOKEN.findall(template), draw)
 
-    def _alternatives(self, tokens: list[str], draw: Draw, depth: int) -> str:
+    def _alternatives(self, tokens: list[str], draw: Draw) -> str:
         """Return one of the alternatives at the head of ``tokens``, up to the bracket that closes them."""
         options, order = [""], [False]
         while tokens and tokens[0] not in ")]":
@@ -86,18 +83,18 @@ class Grammar:
                 options.append("")
                 order.append(token == ";")
             elif token in "([":
-                inner = self._alternatives(tokens, draw, depth)
+                inner = self._alternatives(tokens, draw)
                 assert tokens.pop(0) in ")]"
                 options[-1] += inner if token == "(" else draw.of([inner, ""])
             else:
-                options[-1] += self._filled(token, draw, depth)
+                options[-1] += self._filled(token, draw)
         if any(order):  # all of them, in some order
             return " ".join(options.pop(options.index(draw.of(options))) for _ in range(len(options)))
         return draw.of(options)
 
-    def _filled(self, token: str, draw: Draw, depth: int) -> str:
+    def _filled(self, token: str, draw: Draw) -> str:
         if token.startswith("<"):
-            return self._expanded(self._rules[token[1:-1]], draw, depth + 1)
+            return self._expanded(self._rules[token[1:-1]], draw)
         if not token.startswith("{"):
             return token
         name = token[1:-1].partition(":")[0]
@@ -106,7 +103,7 @@ class Grammar:
         found = self._lists[name]
         if numbers := found.get("range"):
             return str(draw.of(list(range(numbers["from"], numbers["to"] + 1, numbers.get("step", 1)))))
-        return self._expanded(draw.of(found["values"])["in"], draw, depth + 1)
+        return self._expanded(draw.of(found["values"])["in"], draw)
 
 
 def intents(package: Path) -> Parts:

@@ -4,7 +4,6 @@
 'images'
 """
 
-from functools import cache
 from typing import Annotated, Any
 
 from pydantic import TypeAdapter, model_validator
@@ -93,12 +92,8 @@ class TaskRecord(PartRecord):
 
     def phases(self, given: list[Any]) -> list[Phase]:
         """Return the records of phases, with the keys of this task if it is imported."""
-        if self.kind is None:
-            return _adapter(AnyPhase).validate_python(given)
-        plain = [each.model_dump(exclude_none=True) if type(each) is AnyPhase else each for each in given]
-        return _adapter(self.kind.Phase).validate_python(plain)
-
-
-@cache  # building one takes milliseconds
-def _adapter(kind: type[Phase]) -> TypeAdapter[list[Phase]]:
-    return TypeAdapter(list[kind])  # type: ignore[valid-type]
+        kind: Any = AnyPhase
+        if self.kind is not None:
+            kind = self.kind.Phase
+            given = [each.model_dump(exclude_none=True) if type(each) is AnyPhase else each for each in given]
+        return TypeAdapter(list[kind]).validate_python(given)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from commlib.registry import options_of
 from datacache import Augmentation, Batch, CentreCrop, EvaluationOrder, Order, Preprocessing
@@ -39,19 +39,12 @@ STEPS_GENERATED = 8  # global batches that are generated
 class AugmentationRecord(Record):
     """A random box of each image, another in every epoch, resized to the input."""
 
-    area: tuple[CropShare, CropShare] = (0.08, 1.0)
+    area: tuple[CropShare, CropShare] = Field((0.08, 1.0), strict=False)  # a list in files
     """Smallest and largest share of the image's area."""
-    aspect: tuple[Positive, Positive] = (3 / 4, 4 / 3)
+    aspect: tuple[Positive, Positive] = Field((3 / 4, 4 / 3), strict=False)
     """Smallest and largest width over height."""
     mirror: bool = True
     """Flip half of them horizontally."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _lists_are_pairs(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        return {key: tuple(each) if isinstance(each, list) else each for key, each in value.items()}
 
     @model_validator(mode="after")
     def _smallest_first(self) -> "AugmentationRecord":
@@ -104,10 +97,8 @@ class ImageClassification(Task):
         least = smallest_side(config.model.name)
         for number, phase in enumerate(config.phases):
             if phase.input_size < least:
-                raise ValueError(
-                    f"phases[{number}].input_size: expected at least the {least} pixels that "
-                    f"{config.model.name} needs, got {phase.input_size}"
-                )
+                expected = f"at least the {least} pixels that {config.model.name} needs"
+                raise ValueError(f"phases[{number}].input_size: expected {expected}, got {phase.input_size}")
         self.check_accumulate(config)
 
     def describe(self, phase: ImagePhase) -> str:
@@ -146,9 +137,8 @@ class ImageClassification(Task):
         if (normalise := config.normalise) is None:
             return
         if len(normalise.mean) not in (1, channels := samples.dataset.channels):
-            raise ValueError(
-                f"normalise.mean: expected 1 or {channels} numbers, one a channel, got {len(normalise.mean)}"
-            )
+            expected = f"1 or {channels} numbers, one a channel"
+            raise ValueError(f"normalise.mean: expected {expected}, got {len(normalise.mean)}")
 
     def inputs(self, phase: ImagePhase, samples: Samples) -> Inputs:
         config, ranks, shards = samples.config, samples.ranks, samples.config.cache.shards
@@ -222,10 +212,8 @@ def smallest_side(model: str) -> int:
 
 def _check_batch(phase: ImagePhase, number: int, samples: int, ranks: int) -> None:
     if phase.batch_size * ranks > samples:
-        raise ValueError(
-            f"phases[{number}].batch_size: expected at most the {samples} training samples for all {ranks} "
-            f"ranks together, got {phase.batch_size} on each"
-        )
+        expected = f"at most the {samples} training samples for all {ranks} ranks together"
+        raise ValueError(f"phases[{number}].batch_size: expected {expected}, got {phase.batch_size} on each")
 
 
 def facts_of(config: AnyConfig) -> ImageFacts:

@@ -48,7 +48,6 @@ class LanguageModel(WindowTask):
         if streams not in (True, False):
             raise ValueError(f"streams: expected true or false, got {streams!r}")
         self.streams = streams
-        self.accumulates = not streams
         self.rows = "streams" if streams else "windows"
 
     def check(self, config: AnyConfig) -> None:
@@ -89,13 +88,6 @@ class LanguageModel(WindowTask):
             state = model.zero_state(config.phases[0].batch_size)
             self.carried = [tf.Variable(state, trainable=False, name="carried_state")]
         return model
-
-    def specs(self, phase: WindowPhase, samples: Samples) -> Sequence[Any]:
-        """See :meth:`Task.specs`: tokens, the tokens that follow, and weights of these."""
-        import tensorflow as tf
-
-        rows = phase.batch_size if self.streams else None
-        return [tf.TensorSpec((rows, *spec.shape[1:]), spec.dtype) for spec in super().specs(phase, samples)]
 
     def losses(self, model: Any, arrays: Sequence[Any], phase: WindowPhase) -> Any:
         import tensorflow as tf

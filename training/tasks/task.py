@@ -169,9 +169,6 @@ class Task(ABC):
     takes: ClassVar[frozenset[str]] = frozenset()
     """Of ``normalise`` and ``cache.shards``, keys that not every task takes."""
 
-    accumulates: bool = True
-    """Whether a batch can be computed in parts, ``accumulate``, one after the other."""
-
     carried: Sequence[Any] = ()
     """The variables of this rank that a step changes, such as an LSTM's state, made by :meth:`make_model`.
 
@@ -185,10 +182,8 @@ class Task(ABC):
         """Raise a ``ValueError`` of one line unless ``accumulate`` divides the batches of all phases."""
         for number, phase in enumerate(config.phases):
             if phase.batch_size % config.accumulate:
-                raise ValueError(
-                    f"accumulate: expected a divisor of phases[{number}].batch_size = {phase.batch_size}, "
-                    f"got {config.accumulate}"
-                )
+                expected = f"a divisor of phases[{number}].batch_size = {phase.batch_size}"
+                raise ValueError(f"accumulate: expected {expected}, got {config.accumulate}")
 
     @abstractmethod
     def describe(self, phase: Any) -> str:

@@ -42,11 +42,9 @@ class TextTask(Task):
         """See :meth:`Task.check`: sequences are no longer than a built-in model takes."""
         longest = longest_of(config)
         for number, phase in enumerate(config.phases):
-            if longest is not None and phase.sequence_length > longest:
-                raise ValueError(
-                    f"phases[{number}].sequence_length: expected at most the {longest} tokens that "
-                    f"{config.model.name} takes, got {phase.sequence_length}"
-                )
+            if longest is not None and (length := phase.sequence_length) > longest:
+                expected = f"at most the {longest} tokens that {config.model.name} takes"
+                raise ValueError(f"phases[{number}].sequence_length: expected {expected}, got {length}")
 
     def check_samples(self, samples: Samples) -> None:
         """See :meth:`Task.check_samples`: every phase can read the text."""
@@ -85,6 +83,7 @@ class WindowTask(TextTask):
     Phase = WindowPhase
     dataset = TextDataset
     rows = "windows"
+    streams = False  # whether a rank's rows are streams, equally many at each step
 
     def describe(self, phase: WindowPhase) -> str:
         return f"{phase.sequence_length} tokens"
@@ -113,7 +112,7 @@ class WindowTask(TextTask):
         """See :meth:`Task.specs`: inputs, targets, and weights of the targets."""
         import tensorflow as tf
 
-        shape = None, phase.sequence_length
+        shape = phase.batch_size if self.streams else None, phase.sequence_length
         return [tf.TensorSpec(shape, dtype) for dtype in (tf.int32, tf.int32, tf.float32)]
 
 

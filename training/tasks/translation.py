@@ -15,7 +15,7 @@ from training.config import records
 from training.config.records import AnyConfig, Part
 from training.config.schema import Count, is_number, is_whole
 from training.datasets import ParallelTextDataset
-from training.datasets.vocabulary import END, PAD, START
+from training.datasets.vocabulary import PAD, START
 from training.models import TRANSLATIONS
 from training.tasks.task import Evaluation, Inputs, Metric, Reading, Samples, Tested, Tiny, traced
 from training.tasks.text import (
@@ -71,14 +71,11 @@ class Translation(TextTask):
         super().check(config)
         for number, phase in enumerate(config.phases):
             if phase.sequence_length < 2:
-                raise ValueError(
-                    f"phases[{number}].sequence_length: expected at least 2 tokens, a word and its end, got 1"
-                )
+                expected = "at least 2 tokens, a word and its end"
+                raise ValueError(f"phases[{number}].sequence_length: expected {expected}, got 1")
             if phase.tokens < phase.sequence_length:
-                raise ValueError(
-                    f"phases[{number}].tokens: expected at least the {phase.sequence_length} of one sentence "
-                    f"(sequence_length), got {phase.tokens}"
-                )
+                expected = f"at least the {phase.sequence_length} of one sentence (sequence_length)"
+                raise ValueError(f"phases[{number}].tokens: expected {expected}, got {phase.tokens}")
 
     def describe(self, phase: TranslationPhase) -> str:
         return f"up to {phase.sequence_length} tokens"
@@ -97,18 +94,14 @@ class Translation(TextTask):
         super().check_samples(samples)
         longest, found = longest_of(samples.config), int(_lengths(samples.test).max())
         if longest is not None and found > longest:
-            raise ValueError(
-                f"model.longest: expected at least {found}, the tokens of the longest sentence of the test, "
-                f"got {longest}"
-            )
+            expected = f"at least {found}, the tokens of the longest sentence of the test"
+            raise ValueError(f"model.longest: expected {expected}, got {longest}")
 
     def notes(self, samples: Samples) -> Iterable[str]:
         for number, phase in enumerate(samples.config.phases, 1):
             if left_out := _training_order(phase, samples).left_out:
-                yield (
-                    f"phase {number}: {left_out:,} of {len(samples.training):,} pairs are left out: one of "
-                    f"their sentences has more than {phase.sequence_length} tokens"
-                )
+                why = f"one of their sentences has more than {phase.sequence_length} tokens"
+                yield f"phase {number}: {left_out:,} of {len(samples.training):,} pairs are left out: {why}"
 
     def inputs(self, phase: TranslationPhase, samples: Samples) -> Inputs:
         lengths = _lengths(samples.test)
@@ -125,10 +118,8 @@ class Translation(TextTask):
     def make_model(self, config: AnyConfig, dataset: ParallelTextDataset) -> Any:
         model = super().make_model(config, dataset)
         if missing := [each for each in SEARCHED if not hasattr(model, each)]:
-            raise ValueError(
-                f"model: expected one that beam search can use, with {', '.join(SEARCHED)}, "
-                f"{config.model.name} has no {', '.join(missing)}"
-            )
+            expected = f"one that beam search can use, with {', '.join(SEARCHED)}"
+            raise ValueError(f"model: expected {expected}, {config.model.name} has no {', '.join(missing)}")
         return model
 
     def specs(self, phase: TranslationPhase, samples: Samples) -> Sequence[Any]:
@@ -183,7 +174,7 @@ class TranslationTest(Evaluation):
 
         self._samples = samples
         self._forward = traced(forward)
-        self._decoder = Decoder(model, begin=START, end=END, beams=beams, length_penalty=length_penalty)
+        self._decoder = Decoder(model, beams=beams, length_penalty=length_penalty)
 
     def evaluate(self, batches: Iterable[Batch], comm: Communicator) -> Tested:
         own, loss, tokens = dict[int, str](), 0.0, 0
