@@ -243,7 +243,7 @@ class Parallel:
         return f"slice {number}" if self._is_vector else f"tensor {number}"
 
 
-parallel = Parallel
+parallel = Parallel  # the verb for what makes one
 
 
 def _expect_numbers(what: str, dtype: "np.dtype[Any]") -> None:
