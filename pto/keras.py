@@ -388,7 +388,7 @@ class MUON(LayerWise):
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "newton_schulz": self.newton_schulz}
 
-    def _orthogonalised(self, matrices: list[Any]) -> list[Any]:
+    def _orthogonalised(self, matrices: Sequence[Any]) -> list[Any]:
         if self.shared is None:
             return orthogonalised(matrices)
         shared, dtypes = self.shared, [matrix.dtype for matrix in matrices]

@@ -35,9 +35,10 @@ def compiled(function: Function) -> Function:
     Additions keep the order of the source, so the bits are the same on every processor.
     """
     try:
-        return njit(nogil=True, cache=True, error_model="numpy")(function)
+        kernel: Any = njit(nogil=True, cache=True, error_model="numpy")(function)
     except RuntimeError:  # neither the package nor a cache folder of the user can be written
-        return njit(nogil=True, error_model="numpy")(function)
+        kernel = njit(nogil=True, error_model="numpy")(function)
+    return kernel
 
 
 @compiled

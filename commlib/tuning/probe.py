@@ -369,6 +369,11 @@ def _speeds(world: Communicator) -> Speeds:
         return slowest(world, action, calls_of_run(world, action))
 
     targets = gradient, residual, out  # in turns, as what a step places entries in has left the caches
+
+    def place() -> None:
+        for each in targets:
+            selected[0].subtract_from(each)
+
     few_and_many = [
         partial(kernels.make_selector("exact").select_sum, gradient, residual, k, out) for k in (few, many)
     ]
@@ -379,7 +384,7 @@ def _speeds(world: Communicator) -> Speeds:
         fill=seconds(lambda: out.fill(0)) / size,
         select=max(0.0, float(np.median(selecting[:, 0])) - few * keep) / size,
         keep=keep,
-        place=seconds(lambda: [selected[0].subtract_from(each) for each in targets]) / (len(targets) * many),
+        place=seconds(place) / (len(targets) * many),
         entry=seconds(lambda: kernels.sum_sparse(selected)) / (ADDED_UP * many),
         code={
             wire: seconds(lambda: codec.decode(codec.encode(selected[0]), size)) / many  # noqa: B023
