@@ -18,7 +18,7 @@ import typer
 from typer import Option
 
 from commlib.density import entries
-from commlib.gpu import DEVICE_SELECTORS, GpuUnavailable, make_device_selector
+from commlib.gpu import DEVICE_SELECTORS, GpuUnavailable
 from commlib.gpu.cupy_engine import current_engine
 from commlib.vectors import VALUE_BYTES, Float32
 from training.bench.record import MOST_INPUTS, Record, WrongResult, alternate, elapsed, report, version_of
@@ -155,7 +155,7 @@ def _measure_case(
             subjects[name] = Peer(_checked(name, case, inputs[0], device.cupy))
         except WrongResult as error:
             wrong.append(error)
-    selector = make_device_selector("exact", case["size"], case["k"])
+    selector = DEVICE_SELECTORS["exact"](case["size"], case["k"])
     residual, out = device.cupy.zeros((2, case["size"]), device.cupy.float32)
     subjects[SWEEP] = Peer(lambda gradient: selector.select_sum(gradient, residual, out))
     peers = {name: _tried(make, case, inputs[0], device.cupy) for name, make in PEERS.items()}
@@ -187,7 +187,7 @@ def _tried(make: MakePeer, case: dict[str, Any], vector: Array, cupy: Any) -> Pe
 
 def _checked(name: str, case: dict[str, Any], vector: Array, cupy: Any) -> BenchCandidate:
     """Return a selector whose second result was right."""
-    selector = make_device_selector(name, case["size"], case["k"])
+    selector = DEVICE_SELECTORS[name](case["size"], case["k"])
     selector.select(vector)
     selection = selector.select(vector)
     found = selection.nnz()

@@ -30,8 +30,7 @@ def differing(digests: npt.NDArray[np.int64]) -> list[int]:
     >>> differing(np.array([7, 7, 8]))
     [2]
     """
-    ranks: list[int] = np.flatnonzero(digests != digests[0]).tolist()
-    return ranks
+    return np.flatnonzero(digests != digests[0]).tolist()
 
 
 def with_flags(value: int, flags: int) -> int:

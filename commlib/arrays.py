@@ -30,10 +30,9 @@ def compiled(function: Function, **options: Any) -> Function:
     ``options``: further ones of Numba's ``njit``.
     """
     try:
-        kernel: Any = njit(nogil=True, cache=True, **options)(function)
+        return njit(nogil=True, cache=True, **options)(function)
     except RuntimeError:  # neither the package nor a cache folder of the user can be written
-        kernel = njit(nogil=True, **options)(function)
-    return kernel
+        return njit(nogil=True, **options)(function)
 
 
 Array = npt.NDArray[Any]

@@ -129,7 +129,6 @@ class Group:
 
     @property
     def size(self) -> int:
-        """Return how many ranks the group has."""
         return self.nodes * self.ranks
 
     @property
@@ -177,10 +176,8 @@ class Group:
         and the messages before and after it are under way meanwhile; ``cut``: in pieces of ``EAGER_BYTES``,
         so that a hop begins when the first piece of the one before has arrived.
         """
-        if message_bytes == 0:
-            return 0.0
         hops, link = rounds * (self.size - 1), self.slowest
-        if not hops:
+        if message_bytes == 0 or not hops:
             return 0.0
         sharing = self.sharing if self.nodes > 1 else 1
         shared = sharing * message_bytes
@@ -224,7 +221,6 @@ class Step:
 
     @cached_property
     def world(self) -> Group:
-        """Return all ranks."""
         sharing = self.whole.streams if self.whole else 1
         return Group(len(self.nodes), max(map(len, self.nodes)), self.network, sharing)
 
@@ -250,7 +246,6 @@ class Step:
 
     @cached_property
     def codec(self) -> Codec:
-        """Return the codec of the messages."""
         return make_codec(self.options.get("wire", "fp32"))
 
     @property
@@ -260,7 +255,6 @@ class Step:
 
     @property
     def node(self) -> Group:
-        """Return the ranks of one node."""
         return Group(1, self.world.ranks, self.network)
 
     @property

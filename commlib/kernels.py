@@ -15,7 +15,7 @@ from commlib.arrays import Allocate, module_of, new_array
 from commlib.errors import InvalidArgument, NonFiniteInput, shown
 from commlib.gpu.codecs import DeviceCodec, check_has_kernels
 from commlib.gpu.scatter import RankSum, add_rows
-from commlib.gpu.selection import DEVICE_SELECTORS, Selection
+from commlib.gpu.selection import DEVICE_SELECTORS
 from commlib.selection import SELECTORS, GivenSelector, Selector, make_selector, selector_class
 from commlib.selection.reused import Reused
 from commlib.vectors import Float32, SparseVector, delta, index_dtype, sum_rows, sum_sparse
@@ -52,18 +52,10 @@ class GPUSelector(Selector):
         self._plan = lru_cache(maxsize=1)(DEVICE_SELECTORS[name])  # a reducer's calls all fit one
 
     def select(self, vector: Float32, k: int) -> SparseVector:
-        size = len(vector)
-        return _entries_of(self._plan(size, min(k, size)).select(vector))
+        return self._plan(len(vector), k).select(vector).copy()
 
     def select_sum(self, gradient: Float32, residual: Float32, k: int, out: Float32) -> SparseVector:
-        size = len(out)
-        return _entries_of(self._plan(size, min(k, size)).select_sum(gradient, residual, out))
-
-
-def _entries_of(selection: Selection) -> SparseVector:
-    """Return a copy: the next selection of the plan overwrites the plan's arrays."""
-    entries = selection.nnz()
-    return SparseVector(selection.size, selection.indices[:entries].copy(), selection.values[:entries].copy())
+        return self._plan(len(out), k).select_sum(gradient, residual, out).copy()
 
 
 class ReusedOnGPU(Reused):
@@ -155,9 +147,8 @@ def gpu_sum_sparse(
     size = vectors[0].size
     if size == 0:  # as of a rank that owns no shard
         return vectors[0]
-    ranks = RankSum(size)
-    is_dense = sum(vector.nnz for vector in vectors) >= delta(size)
-    return ranks.dense(vectors) if is_dense else ranks.sparse(vectors)
+    ranks = RankSum(vectors)
+    return ranks.dense() if ranks.named >= delta(size) else ranks.sparse()
 
 
 HOST = Kernels(make_selector, make_codec, sum_sparse, sum_rows)

@@ -45,7 +45,6 @@ class Link:
 
     @classmethod
     def of(cls, *, microseconds: float, gbit_per_second: float) -> "Link":
-        """Return the link of this latency and rate."""
         if not gbit_per_second > 0:
             raise InvalidArgument(f"gbit_per_second: expected more than 0, got {gbit_per_second!r}")
         return cls(microseconds * 1e-6, 8e-9 / gbit_per_second)
@@ -86,7 +85,6 @@ class Network:
     inter: Link = Link.of(microseconds=30, gbit_per_second=25)
 
     def link(self, *, is_inter: bool) -> Link:
-        """Return the link between nodes, or the one inside a node."""
         return self.inter if is_inter else self.intra
 
 

@@ -24,7 +24,6 @@ class Prediction:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds of the whole step."""
         return self.intra + self.inter + self.computing
 
 

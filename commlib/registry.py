@@ -79,13 +79,13 @@ def _imported(kind: str, name: str, path: str) -> Any:
     module_name, _, attributes = path.partition(":")
     try:
         found = import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and f"{module_name}.".startswith(f"{error.name}."):
-            how = "install it, or add its folder to PYTHONPATH"
-            _fail(kind, name, f"there is no module {error.name} ({how})", error)
-        _fail(kind, name, f"importing {module_name} raised {_described(error)}", error)
     except (Exception, SystemExit) as error:  # whatever the user's module raises
-        _fail(kind, name, f"importing {module_name} raised {_described(error)}", error)
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{module_name}.".startswith(f"{missing}."):
+            how = "install it, or add its folder to PYTHONPATH"
+            _fail(kind, name, f"there is no module {missing} ({how})", error)
+        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        _fail(kind, name, f"importing {module_name} raised {what}", error)
     reached = module_name
     for attribute in attributes.split("."):
         try:
@@ -105,10 +105,6 @@ def _check_kind(kind: str, name: str, part: object, subclass_of: type | None) ->
         _fail(kind, name, f"expected a subclass of {subclass_of.__name__}, got {shown(part)}")
     elif missing := sorted(getattr(part, "__abstractmethods__", ())):
         _fail(kind, name, f"{part.__name__} does not define {', '.join(missing)}")
-
-
-def _described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _fail(kind: str, name: str, reason: str, cause: BaseException | None = None) -> NoReturn:

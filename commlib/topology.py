@@ -90,10 +90,7 @@ class Topology(Closing):
         return copy
 
     def close(self) -> None:
-        """Free the communicators of the node and of the stream, on all ranks together.
-
-        See :meth:`commlib.transport.base.Communicator.close`; ``world`` stays open.
-        """
+        """Free the communicators of the node and of the stream, on all ranks together; not ``world``."""
         self.stream.close()
         self.node.close()
 

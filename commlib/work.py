@@ -70,7 +70,6 @@ class Work:
         return Work(*(getattr(self, each.name) * times for each in fields(self)))
 
     def seconds(self, speeds: Speeds, wire: str) -> float:
-        """Return the seconds of this work."""
         if self.coded and wire not in speeds.code:
             measured = ", ".join(speeds.code)
             raise InvalidArgument(f"wire: expected one whose speed is known ({measured}), got {wire!r}")

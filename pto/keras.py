@@ -250,15 +250,13 @@ class LayerWise(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has 
             for number, variable, gradient in given
         ]
         rule = rule_at(self.rule, self.momentum, trainable_variables[0].dtype)
-        given_to = self._squares, self._orthogonalised
-        updated = advance(rule, parts, learning_rate, self.iterations, *given_to)
+        updated = advance(rule, parts, learning_rate, self.iterations, self._squares, self._orthogonalised)
         for (number, variable, _), (weight, state) in zip(given, updated, strict=True):
             self.assign(variable, weight)
             for slot, value in zip(self.slots, state, strict=True):
                 self.assign(slot[number], value)
 
-    def _orthogonalised(self, matrices: list[Any]) -> list[Any]:
-        return orthogonalised(matrices)
+    _orthogonalised = staticmethod(orthogonalised)
 
     def _squares(self, weights: list[Any], directions: list[Any]) -> Any:
         if self.norms is None:
@@ -390,9 +388,9 @@ class MUON(LayerWise):
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "newton_schulz": self.newton_schulz}
 
-    def _orthogonalised(self, matrices: list[Any]) -> list[Any]:
+    def _orthogonalised(self, matrices: Sequence[Any]) -> list[Any]:
         if self.shared is None:
-            return super()._orthogonalised(matrices)
+            return orthogonalised(matrices)
         shared, dtypes = self.shared, [matrix.dtype for matrix in matrices]
         found = tf.numpy_function(lambda *given: shared(given), matrices, dtypes, stateful=True)
         # For one matrix it returns the tensor and not a list.

@@ -110,14 +110,7 @@ class Norms:
     order of the ranks; "local" computes everything on every rank; "auto" measures kernel and exchange and
     takes the fastest. ``choice`` is the result, with its reason.
 
-    All ranks construct it together and call it together.
-
-    >>> from commlib.transport import simulated
-    >>> def squares(comm):
-    ...     layers = [np.ones((2, 3), np.float32), np.ones(4, np.float32)]
-    ...     return Norms([6, 4], comm, lists=1, partition="slices").squares(layers)
-    >>> simulated.run(squares, world_size=3)[2]
-    array([[6., 4.]])
+    All ranks construct it together and call it together; :mod:`pto` begins with an example.
     """
 
     def __init__(

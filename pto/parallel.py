@@ -6,7 +6,7 @@ and decides which rank calls it for which tensor.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
@@ -28,79 +28,32 @@ Signature: TypeAlias = tuple[tuple[tuple[int, ...], "np.dtype[Any]"], ...]  # sh
 HOW = {"auto": "as measured", "parts": "in parts: as asked for", "local": "locally: as asked for"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Result:
-    """Shape and dtype of the result for one item, and the position of its bytes in the exchange."""
+    """Shape and dtype of the result for one item, and where its bytes begin in the exchange."""
 
     shape: tuple[int, ...]
     dtype: "np.dtype[Any]"
     start: int = 0
 
-    @classmethod
-    def of(cls, value: npt.ArrayLike) -> "_Result":
-        array = np.asarray(value)
-        return cls(array.shape, array.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
     def within(self, buffer: Bytes) -> Array:
-        return buffer[self.start : self.start + self.nbytes].view(self.dtype).reshape(self.shape)
+        return np.ndarray(self.shape, self.dtype, buffer, self.start)
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.shape}"
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Positions of all results in the exchange; rank ``r`` sends bytes ``bounds[r]`` to ``bounds[r+1]``."""
+class Parallel:
+    """A function of tensors, planned for their shapes and dtypes: the results of ``operation``.
 
-    results: tuple[_Result, ...]
-    bounds: tuple[int, ...]
-
-    @classmethod
-    def of(cls, results: Sequence[_Result], owned: Sequence[Sequence[int]]) -> "_Layout":
-        placed, end, bounds = list(results), 0, [0]
-        for items in owned:
-            for item in items:
-                alignment = results[item].dtype.alignment
-                placed[item] = replace(results[item], start=-(-end // alignment) * alignment)
-                end = placed[item].start + placed[item].nbytes
-            bounds.append(end)
-        return cls(tuple(placed), tuple(bounds))
-
-    def empty(self) -> Bytes:
-        return np.empty(self.bounds[-1], np.uint8)
-
-    def separate(self, buffer: Bytes) -> list[Array]:
-        return [result.within(buffer) for result in self.results]
-
-    def joined(self, buffer: Bytes) -> Array:
-        """Return the results of slices, which are contiguous, as one array."""
-        first = self.results[0]
-        rows = sum(result.shape[0] for result in self.results)
-        return buffer.view(first.dtype).reshape(rows, *first.shape[1:])
-
-
-def parallel(
-    operation: Operation,
-    tensors: Tensors,
-    comm: Comm,
-    cost: Cost | None = None,
-    *,
-    check: bool = False,
-    how: How = "auto",
-) -> "Parallel":
-    """Plan ``operation`` for tensors of these shapes and dtypes; return a function of such tensors.
-
-    All ranks call it together, with equal tensors. ``tensors``: a list, of which the operation takes one at a
+    All ranks make it together, with equal tensors. ``tensors``: a list, of which the operation takes one at a
     time (an item that is a tuple of arrays gives several arguments); or one vector, of which it takes a
     contiguous slice and returns an array with a row for each entry or some fixed rows for each slice.
 
     ``cost(tensor)``: of each call, in any unit; by default the number of entries. ``how``: "auto" measures
     whether computing in parts is faster with its exchange; "parts" and "local" force it. ``check=True`` finds
-    operations that depend on the rank, by computing everything on every rank too.
+    operations that depend on the rank, by computing everything on every rank too. ``choice``: whether it runs
+    in parts, and why.
 
     >>> import numpy as np
     >>> from commlib.transport import simulated
@@ -110,14 +63,16 @@ def parallel(
     >>> [float(norm) for norm in simulated.run(norms, world_size=2)[1]]
     [4.0, 6.0, 3.0]
     """
-    return Parallel(operation, tensors, comm, cost, check=check, how=how)
-
-
-class Parallel:
-    """A planned operation; see :func:`parallel`. ``choice``: whether it runs in parts, and why."""
 
     def __init__(
-        self, operation: Operation, tensors: Tensors, comm: Comm, cost: Cost | None, *, check: bool, how: How
+        self,
+        operation: Operation,
+        tensors: Tensors,
+        comm: Comm,
+        cost: Cost | None = None,
+        *,
+        check: bool = False,
+        how: How = "auto",
     ) -> None:
         if how not in HOW:
             raise InvalidArgument(f'how: expected one of {", ".join(HOW)}, got "{how}"')
@@ -132,7 +87,8 @@ class Parallel:
                 _expect_numbers(self._item(i), array.dtype)
         self._planned = [_signature(call) for call in calls]
         self._owned: list[list[int]] = []
-        self._layout = _Layout((), (0,))
+        self._results: list[_Result] = []
+        self._bounds = [0]  # in the exchange, rank r sends the bytes from bounds[r] to bounds[r + 1]
         self.choice = self._plan(calls, cost, how)
 
     def __call__(self, tensors: Tensors) -> Any:
@@ -150,7 +106,10 @@ class Parallel:
             return results[0] if self._is_vector else results
         items = self._items(calls)
         buffer = self._exchange(self._own_part(items))
-        return self._layout.joined(buffer) if self._is_vector else self._layout.separate(buffer)
+        if not self._is_vector:
+            return self._separate(buffer)
+        first, rows = self._results[0], sum(result.shape[0] for result in self._results)
+        return buffer.view(first.dtype).reshape(rows, *first.shape[1:])  # slices follow each other
 
     def _calls(self, tensors: Tensors) -> list[Call]:
         """Return the arguments of the calls that compute everything on one rank."""
@@ -200,15 +159,22 @@ class Parallel:
         return [[piece.tensor for piece in own] for own in by_tensor(entries, self._comm.size, costs).pieces]
 
     def _plan_layout(self, items: list[Call]) -> None:
-        """Gather the shapes and dtypes of all results from their owners."""
-        own = {i: _Result.of(self._operation(*items[i])) for i in self._owned[self._comm.rank]}
-        gathered = {i: each for part in self._comm.allgather_objects(own) for i, each in part.items()}
-        results = [gathered[i] for i in range(len(items))]
+        """Gather the shapes and dtypes of all results from their owners, and place them in the exchange."""
+        own = {i: np.asarray(self._operation(*items[i])) for i in self._owned[self._comm.rank]}
+        forms = {i: (result.shape, result.dtype) for i, result in own.items()}
+        gathered = {i: each for part in self._comm.allgather_objects(forms) for i, each in part.items()}
+        results = [_Result(*gathered[i]) for i in range(len(items))]
         for i, result in enumerate(results):  # after the exchange, so that all ranks raise
             _expect_numbers(f"{self._name}: the result of {self._item(i)}", result.dtype)
         if self._is_vector:
             self._expect_joinable(results)
-        self._layout = _Layout.of(results, self._owned)
+        end = 0
+        for owned in self._owned:
+            for result in (results[i] for i in owned):
+                result.start = -(-end // result.dtype.alignment) * result.dtype.alignment
+                end = result.start + math.prod(result.shape) * result.dtype.itemsize
+            self._bounds.append(end)
+        self._results = results
 
     def _expect_joinable(self, slices: Sequence[_Result]) -> None:
         rows = {(each.shape[1:], each.dtype) for each in slices}
@@ -220,15 +186,15 @@ class Parallel:
 
     def _measure(self, items: list[Call]) -> Choice:
         part = rounds(self._comm, lambda: self._own_part(items))
-        exchange = rounds(self._comm, lambda: self._exchange(self._layout.empty()))
+        exchange = rounds(self._comm, lambda: self._exchange(self._empty()))
         whole = float(np.median(part.sum(axis=0)))  # the seconds of all owners together
         return choose(self._name, Seconds(whole, slowest(part), slowest(exchange)))
 
     def _own_part(self, items: list[Call]) -> Bytes:
         """Return a buffer for all results with this rank's own computed."""
-        buffer = self._layout.empty()
+        buffer = self._empty()
         for i in self._owned[self._comm.rank]:
-            planned, result = self._layout.results[i], np.asarray(self._operation(*items[i]))
+            planned, result = self._results[i], np.asarray(self._operation(*items[i]))
             if (result.shape, result.dtype) != (planned.shape, planned.dtype):
                 raise InvalidArgument(
                     f"{self._name}: expected {planned} of {self._item(i)} as when it was planned,"
@@ -238,13 +204,19 @@ class Parallel:
         return buffer
 
     def _exchange(self, buffer: Bytes) -> Bytes:
-        parts = [buffer[low:high] for low, high in pairwise(self._layout.bounds)]
+        parts = [buffer[low:high] for low, high in pairwise(self._bounds)]
         self._comm.allgather(parts[self._comm.rank], parts)
         return buffer
 
+    def _empty(self) -> Bytes:
+        return np.empty(self._bounds[-1], np.uint8)
+
+    def _separate(self, buffer: Bytes) -> list[Array]:
+        return [result.within(buffer) for result in self._results]
+
     def _compare(self, items: list[Call]) -> None:
         """Raise ``DependsOnRank`` on all ranks if any rank's result differs from its owner's."""
-        gathered = self._layout.separate(self._exchange(self._own_part(items)))
+        gathered = self._separate(self._exchange(self._own_part(items)))
         here = [np.asarray(self._operation(*item)) for item in items]
         same = [_same(own, other) for own, other in zip(here, gathered, strict=True)]
         everywhere = self._comm.allgather_objects([i for i, is_same in enumerate(same) if not is_same])
@@ -269,6 +241,9 @@ class Parallel:
 
     def _item(self, number: int) -> str:
         return f"slice {number}" if self._is_vector else f"tensor {number}"
+
+
+parallel = Parallel  # the verb for what makes one
 
 
 def _expect_numbers(what: str, dtype: "np.dtype[Any]") -> None:

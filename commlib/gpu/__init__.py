@@ -5,25 +5,18 @@ Nothing imports CuPy before the first plan or sum asks for :func:`current_engine
 raises ``GpuUnavailable``.
 """
 
-from commlib.errors import GpuUnavailable, OutOfDeviceMemory
+from commlib.errors import GpuUnavailable
 from commlib.gpu.codecs import DeviceCodec
 from commlib.gpu.cupy_engine import current_engine
-from commlib.gpu.engine import Buffers, Engine
 from commlib.gpu.scatter import RankSum, SegmentSquares, add_rows
-from commlib.gpu.selection import DEVICE_SELECTORS, DeviceSelector, Selection, make_device_selector
+from commlib.gpu.selection import DEVICE_SELECTORS
 
 __all__ = [
     "DEVICE_SELECTORS",
-    "Buffers",
     "DeviceCodec",
-    "DeviceSelector",
-    "Engine",
     "GpuUnavailable",
-    "OutOfDeviceMemory",
     "RankSum",
     "SegmentSquares",
-    "Selection",
     "add_rows",
     "current_engine",
-    "make_device_selector",
 ]

@@ -44,6 +44,7 @@ class DeviceCodec:
         codec = make_codec(name)  # raises for unknown names
         check_has_kernels(name)
         self._indices, self._values = codec.indices, codec.values
+        self._narrow = "float16" if isinstance(codec.values, Fp16) else "bfloat16"  # where it is one of these
         self.size = size
         self.engine = current_engine() if engine is None else engine
         self.buffers = Buffers(self.engine, f'codec "{name}" of {size:,} entries')
@@ -84,7 +85,7 @@ class DeviceCodec:
             return SparseVector.trusted(self.size, None, self._decode_values(message, self.size))
         if message.size == 0:
             no_indices = self.buffers.get("indices", 0, self._index_dtype)
-            return SparseVector.trusted(self.size, no_indices, self._floats(0))
+            return SparseVector.trusted(self.size, no_indices, self.buffers.get("values", 0, np.float32))
         try:
             indices, values = self._decode_indices(message)
         except InvalidArgument as error:
@@ -189,7 +190,7 @@ class DeviceCodec:
     def _decode_values(self, message: Array, count: int) -> Array:
         if isinstance(self._values, Fp32):
             return message.view(np.float32)
-        values, blocks = self._floats(count), blocks_for(count, self.engine)
+        values, blocks = self.buffers.get("values", count, np.float32), blocks_for(count, self.engine)
         if isinstance(self._values, Qsgd):
             given = *self._split(message, count), np.int64(count), np.int32(self._values.bits)
             self._launch("dequantize", blocks, *given, values)
@@ -204,19 +205,12 @@ class DeviceCodec:
         levels_from = -(-count // 512) * SCALE_BYTES
         return message[:levels_from].view(np.float32), message[levels_from:length]
 
-    @property
-    def _narrow(self) -> str:
-        return "float16" if isinstance(self._values, Fp16) else "bfloat16"
-
     def _dense(self, indices: Array, values: Array) -> Array:
         dense = self.buffers.get("dense", self.size, np.float32)
         self.engine.clear(dense)
         blocks = blocks_for(values.size, self.engine)
         self.engine.launch(self._scatter, "put", blocks, indices, values, np.int64(values.size), dense)
         return dense
-
-    def _floats(self, count: int) -> Array:
-        return self.buffers.get("values", count, np.float32)
 
     def _launch(self, kernel: str, blocks: int, *arguments: object) -> None:
         self.engine.launch(self._source, kernel, blocks, *arguments)

@@ -89,8 +89,7 @@ class CuPyEngine(Engine):
             return self._cupy.asarray(array)
 
     def to_host(self, array: Array) -> npt.NDArray[Any]:
-        host: npt.NDArray[Any] = array.get()
-        return host
+        return array.get()
 
     def address(self, array: Array) -> int:
         return int(array.data.ptr)
@@ -210,6 +209,4 @@ def current_engine(device: int | None = None) -> Engine:
     return _engine(_import_cupy().cuda.Device().id if device is None else device)
 
 
-@cache
-def _engine(device: int) -> Engine:
-    return CuPyEngine(device)
+_engine = cache(CuPyEngine)

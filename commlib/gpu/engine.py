@@ -39,7 +39,6 @@ class Source:
 
     @property
     def macros(self) -> tuple[str, ...]:
-        """The names to define."""
         return ("INDEX_64",) if self.index_bits == 64 else ()
 
 
@@ -77,11 +76,7 @@ class Engine(ABC):
         For kernels of a few microseconds, of which the host starts several in a row: the fixed arguments are
         converted once. Calls need the context ``current``.
         """
-
-        def start(*changing: Any) -> None:
-            self.launch(source, kernel, blocks, *changing, *fixed, threads=threads)
-
-        return start
+        return lambda *changing: self.launch(source, kernel, blocks, *changing, *fixed, threads=threads)
 
     def current(self) -> AbstractContextManager[Any]:
         """Return the context in which prepared kernels start on this device."""
@@ -113,11 +108,6 @@ class Buffers:
     def __init__(self, engine: Engine, owner: str) -> None:
         self._engine, self._owner = engine, owner
         self._held: dict[str, Array] = {}
-
-    @property
-    def bytes(self) -> int:
-        """Return the bytes of all buffers."""
-        return sum(each.nbytes for each in self._held.values())
 
     def get(self, name: str, size: int, dtype: npt.DTypeLike) -> Array:
         """Return the first ``size`` entries of the buffer, which grows if it is shorter."""

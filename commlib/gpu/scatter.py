@@ -18,64 +18,53 @@ MOST_RANGES = 2048  # blocks of a sparse sum, each of which sums the counts of t
 
 
 class RankSum:
-    """Sums sparse vectors of ``size`` entries in their order.
+    """The sum of one sparse vector or more, of equal sizes from 1, in their order.
 
     An entry's sum starts from 0 and its additions, in float32, come in the order of the vectors: bitwise what
     ``commlib.vectors.sum_sparse`` returns for them on the CPU, in every run and on every device.
 
-    The vectors are not copied, and the caller owns the result. Nothing is stored between calls, so threads
-    and streams may share one.
+    The vectors are not copied, and the caller owns the result.
     """
 
-    def __init__(self, size: int, *, engine: Engine | None = None) -> None:
-        if size < 1:
-            raise InvalidArgument(f"size: expected at least 1, got {size}")
-        self.size = size
+    def __init__(self, vectors: Sequence[SparseVector], *, engine: Engine | None = None) -> None:
+        self.size, self.named = vectors[0].size, sum(vector.nnz for vector in vectors)
         self.engine = current_engine() if engine is None else engine
-        self._source = Source("scatter", index_bits=8 * index_dtype(size).itemsize)
+        self._source = Source("scatter", index_bits=8 * index_dtype(self.size).itemsize)
+        self._buffers = Buffers(self.engine, f"sum of {len(vectors)} vectors of {self.size:,} entries")
+        # The kernels are given the addresses of the vectors: concatenating them would cost a copy.
+        words = [word for vector in vectors for word in self._words_of(vector)]
+        table = self._buffers.put("table", np.array(words, np.uint64))
+        self._vectors = table, np.int32(len(vectors)), np.int64(self.size)
 
-    def dense(self, vectors: Sequence[SparseVector]) -> SparseVector:
+    def dense(self) -> SparseVector:
         """Return the sum with all its entries: one launch; the host does not wait."""
-        buffers = self._buffers(vectors)
-        table, sums = self._table(vectors, buffers), buffers.get("sums", self.size, np.float32)
-        given = table, np.int32(len(vectors)), np.int64(self.size)
-        self.engine.launch(self._source, "add_to_dense", -(-self.size // TILE), *given, sums)
+        sums = self._buffers.get("sums", self.size, np.float32)
+        self.engine.launch(self._source, "add_to_dense", -(-self.size // TILE), *self._vectors, sums)
         return SparseVector(self.size, None, sums)
 
-    def sparse(self, vectors: Sequence[SparseVector]) -> SparseVector:
+    def sparse(self) -> SparseVector:
         """Return the sums at the indices of all vectors, zeros included: two launches.
 
         The host waits for the device and copies eight bytes, the number of indices. The arrays returned are
         the beginnings of larger ones, as long as the entries of all vectors together.
         """
-        buffers, named = self._buffers(vectors), sum(vector.nnz for vector in vectors)
-        if named == 0:
-            return SparseVector(self.size, *self._entries(buffers, "sums", 0))
+        if self.named == 0:
+            return SparseVector(self.size, *self._entries("sums", 0))
         tiles = -(-self.size // TILE)
         per_block = -(-tiles // MOST_RANGES)
         blocks = -(-tiles // per_block)
-        ranges = buffers.get("ranges", 2 * blocks + 1, np.uint64)
-        table, apart = self._table(vectors, buffers), self._entries(buffers, "ranges", named)
-        given = table, np.int32(len(vectors)), np.int64(self.size), np.int64(per_block)
-        self.engine.launch(self._source, "add_to_ranges", blocks, *given, *apart, ranges)
-        indices, values = self._entries(buffers, "sums", min(named, self.size))
+        ranges = self._buffers.get("ranges", 2 * blocks + 1, np.uint64)
+        apart = self._entries("ranges", self.named)
+        given = *self._vectors, np.int64(per_block), *apart, ranges
+        self.engine.launch(self._source, "add_to_ranges", blocks, *given)
+        indices, values = self._entries("sums", min(self.named, self.size))
         self.engine.launch(self._source, "join_ranges", blocks, ranges, *apart, indices, values)
         found = int(self.engine.to_host(ranges[2 * blocks :])[0])
         return SparseVector(self.size, indices[:found], values[:found])
 
-    def _buffers(self, vectors: Sequence[SparseVector]) -> Buffers:
-        return Buffers(self.engine, f"sum of {len(vectors)} vectors of {self.size:,} entries")
-
-    def _entries(self, buffers: Buffers, of: str, count: int) -> tuple[Array, Array]:
-        indices = buffers.get(f"indices of {of}", count, index_dtype(self.size))
-        return indices, buffers.get(f"values of {of}", count, np.float32)
-
-    def _table(self, vectors: Sequence[SparseVector], buffers: Buffers) -> Array:
-        """Return the addresses of the vectors for the kernels: concatenating them would cost a copy."""
-        if not vectors:
-            raise InvalidArgument("vectors: expected one or more, got none")
-        words = [word for vector in vectors for word in self._words_of(vector)]
-        return buffers.put("table", np.array(words, np.uint64))
+    def _entries(self, of: str, count: int) -> tuple[Array, Array]:
+        indices = self._buffers.get(f"indices of {of}", count, index_dtype(self.size))
+        return indices, self._buffers.get(f"values of {of}", count, np.float32)
 
     def _words_of(self, vector: SparseVector) -> tuple[int, int, int]:
         if vector.size != self.size or vector.indices is None:

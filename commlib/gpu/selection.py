@@ -12,18 +12,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from commlib.errors import InvalidArgument, NonFiniteInput, look_up
+from commlib.errors import InvalidArgument, NonFiniteInput
 from commlib.gpu.cupy_engine import current_engine
-from commlib.gpu.engine import (
-    WARPS,
-    Array,
-    Buffers,
-    Engine,
-    Ranges,
-    Source,
-    blocks_for,
-    check_entries,
-)
+from commlib.gpu.engine import WARPS, Array, Buffers, Engine, Ranges, Source, blocks_for, check_entries
 from commlib.selection.dgc import SAMPLE
 from commlib.vectors import SparseVector, index_dtype
 
@@ -66,11 +57,10 @@ class Selection:
             raise NonFiniteInput("cannot select from a vector that holds a NaN or an infinity")
         return int(state[SELECTED])
 
-    def to_host(self) -> SparseVector:
-        """Wait for the device and return a copy of the entries."""
+    def copy(self) -> SparseVector:
+        """Wait for the device and return a copy of the entries, on the device."""
         nnz = self.nnz()
-        indices, values = (self.engine.to_host(each[:nnz]) for each in (self.indices, self.values))
-        return SparseVector(self.size, indices, values)
+        return SparseVector(self.size, self.indices[:nnz].copy(), self.values[:nnz].copy())
 
 
 class DeviceSelector:
@@ -82,11 +72,9 @@ class DeviceSelector:
     at_most: ClassVar[int] = 1
 
     def __init__(self, size: int, k: int, *, engine: Engine | None = None) -> None:
-        if size < 0:
-            raise InvalidArgument(f"size: expected at least 0, got {size}")
-        if not 0 <= k < 1 << 31:
-            raise InvalidArgument(f"k: expected 0 to 2147483647, got {k}")
         self.size, self.k = size, min(k, size)
+        if not 0 <= self.k < 1 << 31:
+            raise InvalidArgument(f"k: expected 0 to 2147483647, got {k}")
         self.engine = current_engine() if engine is None else engine
         self.most_selected = min(self.at_most * self.k, size)
         self.buffers = Buffers(self.engine, f"selection of {self.k:,} of {size:,} entries")
@@ -98,7 +86,7 @@ class DeviceSelector:
     def select(self, vector: Array) -> Selection:
         """Select from a contiguous vector of shape ``(d,)``; returns before the device has done so."""
         check_entries("vector", vector, self.size)
-        return self._run(partial(self._select, vector))
+        return self._run(vector)
 
     def select_sum(self, gradient: Array, residual: Array, out: Array) -> Selection:
         """Write ``gradient + residual`` to ``out`` and select from it, in one sweep.
@@ -107,29 +95,30 @@ class DeviceSelector:
         """
         for name, array in (("gradient", gradient), ("residual", residual), ("out", out)):
             check_entries(name, array, self.size)
-        return self._run(partial(self._select_sum, gradient, residual, out))
+        return self._run(gradient, residual, out)
 
-    def _select(self, vector: Array, scratch: Array, stale: Array) -> None:
-        self._pass("measure")(vector, self.engine.aligned(vector), scratch, stale)
-        self._pick(vector, scratch)
+    def _run(self, *arrays: Array) -> Selection:
+        """Launch all kernels, with zeroed scratch, and that of the previous run, for this one to clear.
 
-    def _select_sum(self, gradient: Array, residual: Array, out: Array, scratch: Array, stale: Array) -> None:
-        aligned = self.engine.aligned(gradient, residual, out)
-        self._pass("sum")(gradient, residual, out, aligned, scratch, stale)
-        self._pick(out, scratch)
-
-    def _run(self, launch: Callable[[Array, Array], None]) -> Selection:
-        """Launch all kernels, with zeroed scratch, and that of the previous run, for this one to clear."""
+        ``arrays``: the vector, or gradient, residual and their sum.
+        """
         scratch, stale = self._scratches
         try:
             with self.engine.current():
                 if self.size:
-                    launch(scratch, stale)
+                    self._launch(*arrays, scratch=scratch, stale=stale)
         except BaseException:  # kernels may be missing: neither is known to be zeros
             del self._scratches
             raise
         self._scratches = stale, scratch
         return Selection(self.size, *self._output, scratch[:2], self.engine)
+
+    def _launch(self, *arrays: Array, scratch: Array, stale: Array) -> None:
+        measure = self._pass("measure" if len(arrays) == 1 else "sum")
+        measure(*arrays, self.engine.aligned(*arrays), scratch, stale)
+        if self.k:
+            for step in self._steps:
+                step(arrays[-1], scratch)
 
     def _pass(self, verb: str) -> Start:
         """Return the pass over the vector, which finds the threshold of candidates unless that is a guess."""
@@ -142,15 +131,9 @@ class DeviceSelector:
         prepared = self.engine.prepare(self._source, f"{verb}_{counted}", grid, *arguments)
         return self._passes.setdefault(verb, prepared)
 
-    def _pick(self, vector: Array, scratch: Array) -> None:
-        """Launch the kernels after the pass over the vector."""
-        if self.k:
-            for step in self._steps:
-                step(vector, scratch)
-
     @cached_property
     def _steps(self) -> list[Start]:
-        """The kernels that find the entries."""
+        """The kernels after the pass over the vector, which find the entries."""
         prepare, ranges, most = partial(self.engine.prepare, self._source), self._ranges, self._capacity
         entries, per_warp = np.int64(self.size), np.int64(ranges.per_warp)
         candidates = self.buffers.get("candidates", most, np.uint32)
@@ -258,14 +241,12 @@ class DeviceBucketed(DeviceSelector):
         if self.size * self.k > LARGEST_PRODUCT:  # the kernel computes it in 64 bits
             raise InvalidArgument(f"size·k: expected less than 2⁶⁴, got {size:,} · {self.k:,}")
 
-    def _select(self, vector: Array, scratch: Array, stale: Array) -> None:
-        self._prepared_select(vector, None, None, scratch, stale)
-
-    def _select_sum(self, gradient: Array, residual: Array, out: Array, scratch: Array, stale: Array) -> None:
-        self._prepared_select(gradient, residual, out, scratch, stale)
+    def _launch(self, *arrays: Array, scratch: Array, stale: Array) -> None:
+        summed = arrays if len(arrays) == 3 else (*arrays, None, None)
+        self._select_buckets(*summed, scratch, stale)
 
     @cached_property
-    def _prepared_select(self) -> Start:
+    def _select_buckets(self) -> Start:
         blocks = -(-self.size // (BUCKET * WARPS))
         arguments = np.int64(self.size), np.uint64(self.k), *self._output
         return self.engine.prepare(self._source, "select_buckets", blocks, *arguments)
@@ -278,8 +259,3 @@ DEVICE_SELECTORS: dict[str, type[DeviceSelector]] = {
     "gaussian": DeviceGaussian,
     "bucketed": DeviceBucketed,
 }
-
-
-def make_device_selector(name: str, size: int, k: int, *, engine: Engine | None = None) -> DeviceSelector:
-    """Return the plan of a selector of the table ``DEVICE_SELECTORS`` for vectors of ``size`` entries."""
-    return look_up(DEVICE_SELECTORS, "selector of the device", name)(size, k, engine=engine)

@@ -338,20 +338,15 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc] 
             with np.load(self._residual_path) as kept:
                 residual, step = kept["residual"], int(kept["step"])
         except (OSError, EOFError, BadZipFile, ValueError, KeyError) as error:
-            self._say_that_it_is_lost(str(error))
-            return
-        if step != int(optimizer.iterations):
-            self._say_that_it_is_lost(f"it is of step {step}, the model of {int(optimizer.iterations)}")
-            return
-        optimizer.gradients.exchange.add_residual(residual)
-
-    def _say_that_it_is_lost(self, why: str) -> None:
-        warnings.warn(f"residual: {self._residual_path} is not used, it begins at zero: {why}", stacklevel=3)
+            why = str(error)
+        else:
+            if step == int(optimizer.iterations):
+                optimizer.gradients.exchange.add_residual(residual)
+                return
+            why = f"it is of step {step}, the model of {int(optimizer.iterations)}"
+        warnings.warn(f"residual: {self._residual_path} is not used, it begins at zero: {why}", stacklevel=2)
 
 
 def default_callbacks() -> list[DistributedCallback]:
-    """Return the callbacks that every ``fit`` on many ranks needs, to be put before others.
-
-    ``[BroadcastVariables(), SynchronizeEpochs(), AverageMovingStatistics(), AverageMetrics()]``
-    """
+    """Return the callbacks that every ``fit`` on many ranks needs, to be put before others."""
     return [BroadcastVariables(), SynchronizeEpochs(), AverageMovingStatistics(), AverageMetrics()]

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -29,11 +28,8 @@ class Ranks(Closing):
     def __init__(self, world: Communicator, seconds: float | None) -> None:
         self._comm = world.split(0)
         self.rank, self.size = world.rank, world.size
-        self._watchdog = Watchdog() if seconds is None else self._comm.watchdog(seconds)
-
-    def waiting(self, place: str) -> AbstractContextManager[None]:
-        """Return a context that waits for the other ranks no longer than it may."""
-        return self._watchdog.waiting(place)
+        watchdog = Watchdog() if seconds is None else self._comm.watchdog(seconds)
+        self.waiting = watchdog.waiting  # a context of a place, which waits no longer than it may
 
     def close(self) -> None:
         self._comm.close()

@@ -113,12 +113,7 @@ def _why_not(name: str) -> str | None:
 
 
 def choose(
-    profile: Profile,
-    nodes: Sequence[Sequence[int]],
-    size: int,
-    density: float,
-    *,
-    on_gpus: bool = False,
+    profile: Profile, nodes: Sequence[Sequence[int]], size: int, density: float, *, on_gpus: bool = False
 ) -> Choice:
     """Return the reducer, and its wire codec, that is expected to be the fastest.
 
@@ -152,7 +147,6 @@ def choose_buckets(profile: Profile, case: Case, reducer: str, options: Mapping[
     """
     if reducer_class(reducer).cost is None:
         return 1
-
     speeds = speeds_with(profile.speeds, reducer, options)
 
     def seconds(buckets: int) -> float:
@@ -393,12 +387,7 @@ SHORT_WIRES = ("gap+fp16", "gap+lloyd2")  # the codecs to choose from within a b
 
 
 def choose_within(
-    bytes_per_step: float,
-    nodes: Sequence[Sequence[int]],
-    size: int,
-    density: float,
-    *,
-    on_gpus: bool = False,
+    bytes_per_step: float, nodes: Sequence[Sequence[int]], size: int, density: float, *, on_gpus: bool = False
 ) -> Choice:
     """Return the reducer and codec that need the fewest local steps to an exchange, and how many these are.
 

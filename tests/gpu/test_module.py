@@ -8,14 +8,8 @@ import numpy as np
 import pytest
 
 from commlib import CODECS, SELECTORS
-from commlib.errors import InvalidArgument, UnknownName
-from commlib.gpu import (
-    DeviceCodec,
-    GpuUnavailable,
-    OutOfDeviceMemory,
-    current_engine,
-    make_device_selector,
-)
+from commlib.errors import InvalidArgument, OutOfDeviceMemory, UnknownName
+from commlib.gpu import DEVICE_SELECTORS, DeviceCodec, GpuUnavailable, current_engine
 from commlib.gpu.cupy_engine import CuPyEngine
 from commlib.gpu.engine import BLOCKS_PER_MULTIPROCESSOR, Ranges, Source
 from commlib.kernels import GPU
@@ -116,7 +110,7 @@ def test_a_module_is_compiled_once_and_launched_as_asked(monkeypatch):
 
 def test_memory_that_is_short_is_told_with_what_is_held(emulate):
     engine = emulate(1, memory=100_000)
-    selector = make_device_selector("exact", 1_000_000, 50_000, engine=engine)
+    selector = DEVICE_SELECTORS["exact"](1_000_000, 50_000, engine=engine)
     vector = np.ones(1_000_000, np.float32)
     expected = r"50,000 of 1,000,000 entries: 800,256 bytes for candidates do not fit; held.*, maxima 62,500"
     with pytest.raises(OutOfDeviceMemory, match=expected) as caught:

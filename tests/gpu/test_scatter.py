@@ -39,8 +39,7 @@ def moved(engine, vector, beside=0):
 def added(engine, vectors, beside=0):
     """Return the indices and values of the sparse sum, and the dense one, as bytes."""
     given = [moved(engine, vector, beside) for vector in vectors]
-    ranks = RankSum(vectors[0].size, engine=engine)
-    sparse, dense = ranks.sparse(given), ranks.dense(given)
+    sparse, dense = RankSum(given, engine=engine).sparse(), RankSum(given, engine=engine).dense()
     assert dense.is_dense
     return [engine.to_host(each).tobytes() for each in (sparse.indices, sparse.values, dense.values)]
 
@@ -88,19 +87,15 @@ def test_zeros_denormals_and_infinities_are_entries_like_others(engine, given, s
 
 
 def test_what_cannot_be_added_is_refused(engine):
-    with pytest.raises(InvalidArgument, match="size: expected at least 1, got 0"):
-        RankSum(0, engine=engine)
-    ranks, ones = RankSum(8, engine=engine), engine.from_host(np.ones(8, np.float32))
-    places = engine.from_host(np.arange(8, dtype=np.int32))
+    ones, places = (engine.from_host(np.arange(8, dtype=kind)) for kind in (np.float32, np.int32))
     given = {
-        "one or more, got none": [],
-        "sparse ones of 8, got a dense one of 8": [SparseVector(8, None, ones)],
-        "sparse ones of 8, got a sparse one of 9": [SparseVector(9, places, ones)],
-        "contiguous entries, got a stride of 8 bytes": [SparseVector(8, places[:4], ones[::2])],
+        "sparse ones of 8, got a dense one of 8": SparseVector(8, None, ones),
+        "sparse ones of 8, got a sparse one of 9": SparseVector(9, places, ones),
+        "contiguous entries, got a stride of 8 bytes": SparseVector(8, places[:4], ones[::2]),
     }
-    for message, vectors in given.items():
+    for message, vector in given.items():
         with pytest.raises(InvalidArgument, match=message):
-            ranks.dense(vectors)
+            RankSum([SparseVector(8, places, ones), vector], engine=engine)
 
 
 # ------------------------------------------------------------- rows

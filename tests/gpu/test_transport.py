@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from commlib import InvalidArgument, PeerFailed, Topology, make_reducer
-from commlib.gpu import OutOfDeviceMemory
+from commlib.errors import OutOfDeviceMemory
 from commlib.transport import nccl, simulated
 from commlib.transport.verified import VERIFY, VerifiedCommunicator
 from tests.extent import more
