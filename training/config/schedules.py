@@ -300,11 +300,7 @@ MomentumSchedule = Annotated[float | MomentumLine, BeforeValidator(_number_or_li
 
 
 def momentum_at(momentum: float | MomentumLine, step: int, steps: int) -> float:
-    """Return the momentum of step ``step`` of ``steps``.
-
-    >>> momentum_at(0.9, 0, 2), momentum_at(MomentumLine(start=0.98, end=0.9), 1, 2)
-    (0.9, 0.9)
-    """
+    """Return the momentum of step ``step`` of ``steps``."""
     if isinstance(momentum, MomentumLine):
         return linear(step, steps, momentum.start, momentum.end)
     return momentum
@@ -319,9 +315,5 @@ class DensityWarmup(Record):
     """Epochs before the phase's own density."""
 
     def densities(self, last: float) -> tuple[float, ...]:
-        """Return one an epoch; ``last`` is that of the epochs after them.
-
-        >>> [round(density, 4) for density in DensityWarmup(start=0.25, epochs=4).densities(0.001)]
-        [0.25, 0.0629, 0.0158, 0.004]
-        """
+        """Return one an epoch; ``last`` is that of the epochs after them."""
         return exponential(self.start, last, self.epochs)

@@ -161,7 +161,6 @@ class PartRecord(Record):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the options of this part alone."""
         return dict(self.model_extra or {})
 
 

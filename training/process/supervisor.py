@@ -89,11 +89,6 @@ class Progress:
         return cls(newest, step)
 
     def __str__(self) -> str:
-        """Return where it is.
-
-        >>> print(Progress(40, (3, 50)))
-        epoch 4, step 50 of its phase
-        """
         if self.step is None:
             return "its beginning"
         return f"epoch {self.step[0] + 1}, step {self.step[1]} of its phase"
