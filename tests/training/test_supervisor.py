@@ -20,8 +20,8 @@ from training.process.supervisor import (
     Ended,
     Progress,
     Supervisor,
+    cause_of,
     check_restarts,
-    failed_rank,
 )
 
 KILLED = "prterun noticed that process rank {} with PID 30818 on node {} exited on\nsignal 9 (Killed).\n"
@@ -61,11 +61,11 @@ def run_folder(path: Path, *, checkpoint: int | None = None, step: int | None = 
         ("ssh not successful for host b:\nssh: connect to host b port 22\n", "b: not reached"),
         (PEER_LOST.format("c", "b"), "b: disconnected"),
         (PEER_LOST.format("b", "c") + KILLED.format(3, "b"), "rank 3 on b: signal 9"),
-        ("epoch 1  step 3\n", "None"),
+        ("epoch 1  step 3\n", ""),
     ],
 )
 def test_the_rank_and_host_with_which_a_job_ended_are_found_in_what_it_printed(said, expected):
-    assert str(failed_rank(said, Ranks(4, "a:2,b:2"))) == expected
+    assert cause_of(said, Ranks(4, "a:2,b:2"))[0] == expected
 
 
 def failed(rank: int, host: str, folder: Path | None = None) -> Ended:

@@ -12,7 +12,6 @@ threads communicate with no other rank; ranks agree on their results in the meth
 """
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -27,6 +26,7 @@ from xxhash import xxh3_128_hexdigest
 from commlib import Communicator, RanksDisagree
 from commlib.agreement import differences
 from commlib.vectors import Float32
+from datacache.storage import ThreadPool
 from training.checkpoint.places import COMPLETE, Location, Place
 from training.checkpoint.serialization import (
     Damaged,
@@ -200,6 +200,7 @@ class Checkpoints:
         self._keep, self._keep_best = (max(keep, 2), 2) if per_host else (keep, 1)
         hosts = comm.allgather_objects(comm.host if per_host else "")
         self._leader = hosts.index(hosts[comm.rank])  # the lowest of the ranks that share this rank's place
+        self._threads = ThreadPool()
         self._writing: _Writing | None = None
         self._number: int | None = None  # of the newest checkpoint
 
@@ -224,7 +225,7 @@ class Checkpoints:
         names = self._all(step, lambda: self._on_leader(lambda: self.place.begin(step)))
         name = str(names[self._leader])
         kept = self._on_leader(lambda: shared)  # other ranks can free theirs
-        work = _in_background(lambda: self._write(name, kept, own))
+        work = self._threads.submit(lambda: self._write(name, kept, own))
         self._writing = _Writing(step, number, best, name, work)
 
     @property
@@ -252,7 +253,7 @@ class Checkpoints:
             return Saved(writing.step, time.perf_counter() - writing.since)
         files = {name: written for each in results for name, written in each.items() if name != SHARED}
         files[SHARED] = results[self._leader][SHARED]
-        writing.work = _in_background(lambda: self._on_leader(lambda: self._seal(writing, files)))
+        writing.work = self._threads.submit(lambda: self._on_leader(lambda: self._seal(writing, files)))
         writing.is_completing = True
         return None
 
@@ -372,16 +373,3 @@ class Checkpoints:
     def _warn(self, what: str, problems: Iterable[str]) -> None:
         for each in dict.fromkeys(problems) if self._comm.rank == 0 else ():
             log_error(f"warning: {what} is left out: {each}")
-
-
-def _in_background(function: Callable[[], Result]) -> "Future[Result]":
-    future: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:  # noqa: BLE001 - raised again where the result is taken
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="checkpoint", daemon=True).start()
-    return future

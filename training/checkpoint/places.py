@@ -33,7 +33,6 @@ class ObjectPath:
 
     @property
     def name(self) -> str:
-        """Return the last component."""
         return self.path.rpartition("/")[2]
 
     def __truediv__(self, name: str) -> "ObjectPath":

@@ -201,11 +201,7 @@ def _describe(value: Any, place: str, arrays: dict[str, Array]) -> Any:
 
 
 def _below(place: str, key: str) -> str:
-    """Return the place of a dictionary's value, as a JSON pointer, which is unique.
-
-    >>> _below("/weights", "conv/kernel")
-    '/weights/conv~1kernel'
-    """
+    """Return the place of a dictionary's value, as a JSON pointer, which is unique."""
     if type(key) is not str:
         raise InvalidArgument(f"{place or '/'}: expected keys of str, got {key!r}")
     return f"{place}/{key.replace('~', '~0').replace('/', '~1')}"

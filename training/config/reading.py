@@ -237,15 +237,14 @@ def put(config: DictConfig, word: str) -> None:
             "got a secret in clear"
         )
     keys = re.split(r"\]?[.\[]", key.removesuffix("]"))
+    value = _prepared(value, tuple(keys))
     try:
         for count in range(1, len(keys)):
             above = ".".join(keys[:count])
             if isinstance(name := OmegaConf.select(config, above), str):
                 OmegaConf.update(config, above, {"name": name})
-        OmegaConf.update(config, key, _prepared(value, tuple(keys)), merge=False, force_add=True)
+        OmegaConf.update(config, key, value, merge=False, force_add=True)
     except _UNRESOLVED as error:
-        if isinstance(error, ConfigurationError):
-            raise
         raise ConfigurationError(f"{word}: the configuration has no place {shown(key)[1:-1]}") from error
 
 

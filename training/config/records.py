@@ -263,12 +263,7 @@ class Phase(Reducing):
 class AnyPhase(Phase):
     """A phase of a task that is not imported yet: the keys of its inputs are checked when it is."""
 
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _keys_are_known(cls, value: Any) -> Any:
-        return value
+    model_config = ConfigDict(extra="allow")
 
 
 class Checkpointing(Record):

@@ -16,7 +16,7 @@ from commlib.reducers import WRAPPERS, check_wrapper
 from commlib.registry import is_import_path
 from commlib.selection import make_selector
 from commlib.wire import make_codec
-from training.config.schema import Density, Discreet, PartRecord, Record, imported, part_in, problem, reported
+from training.config.schema import Density, PartRecord, Record, imported, part_in, problem, reported
 
 AUTO = "auto"  # the reducer that is chosen when the run begins, from the profile of its ranks
 DEFAULT_REDUCER = "dense"
@@ -66,10 +66,10 @@ class WrapperRecord(PartRecord):
         return self
 
 
-class ReducerRecord(Discreet):
+class ReducerRecord(Record):
     """A reducer, its options and its wrappers. Those that are ``None`` are not given."""
 
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    model_config = ConfigDict(extra="allow")
 
     name: ReducerName | None = None
     """A name of ``commlib.REDUCERS``, ``auto`` or an import path; a phase inherits the configuration's."""

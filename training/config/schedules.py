@@ -187,6 +187,9 @@ class Polynomial(_Line):
         return _blend(self.start, self.end, 1 - left**self.power)
 
 
+PLACES = ("at_epochs", "at_steps", "at_shares")
+
+
 class Drops(_Warmed):
     """``start``, and ``factor`` times as much from each of the places on.
 
@@ -208,33 +211,29 @@ class Drops(_Warmed):
 
     @model_validator(mode="after")
     def _has_places_in_order(self) -> "Drops":
-        key = one_of(self, ("at_epochs", "at_steps", "at_shares"))
+        key = one_of(self, PLACES)
         places = getattr(self, key)
         if not places or any(after <= before for before, after in itertools.pairwise(places)):
             raise problem(f"expected one place or more, each after the one before, got {places}", key=key)
         return self
 
     def _after(self, first: int, step: int, steps: int) -> float:
-        _, places = self._places(steps, epoch_steps=0)
-        return self.start * self.factor ** sum(step >= place for place in places)
+        assert self.at_steps is not None, "resolve the schedule first"
+        return self.start * self.factor ** sum(step >= place for place in self.at_steps)
 
     def _in_steps(self, span: Span) -> dict[str, Any]:
         changes = super()._in_steps(span)
         warmup = changes["warmup"]
         first = max(1, warmup.steps or 0) if warmup is not None else 1
-        key, places = self._places(span.steps, span.epoch_steps)
+        key = one_of(self, PLACES)
+        unit = {"at_epochs": span.epoch_steps, "at_steps": 1, "at_shares": span.steps}[key]
+        places = [round(place * unit) for place in getattr(self, key)]
         if places[0] < first or places[-1] >= span.steps:
             raise ValueError(
                 f"{key}: expected places in the steps {first} to {span.steps - 1} of the phase, "
                 f"got {getattr(self, key)} (steps {places})"
             )
         return changes | {"at_epochs": None, "at_shares": None, "at_steps": places}
-
-    def _places(self, steps: int, epoch_steps: int) -> tuple[str, list[int]]:
-        """Return the key that gives the places, and the step of each."""
-        key = one_of(self, ("at_epochs", "at_steps", "at_shares"))
-        unit = {"at_epochs": epoch_steps, "at_steps": 1, "at_shares": steps}[key]
-        return key, [round(place * unit) for place in getattr(self, key)]
 
 
 class Noam(Schedule):
@@ -301,11 +300,7 @@ MomentumSchedule = Annotated[float | MomentumLine, BeforeValidator(_number_or_li
 
 
 def momentum_at(momentum: float | MomentumLine, step: int, steps: int) -> float:
-    """Return the momentum of step ``step`` of ``steps``.
-
-    >>> momentum_at(0.9, 0, 2), momentum_at(MomentumLine(start=0.98, end=0.9), 1, 2)
-    (0.9, 0.9)
-    """
+    """Return the momentum of step ``step`` of ``steps``."""
     if isinstance(momentum, MomentumLine):
         return linear(step, steps, momentum.start, momentum.end)
     return momentum
@@ -320,9 +315,5 @@ class DensityWarmup(Record):
     """Epochs before the phase's own density."""
 
     def densities(self, last: float) -> tuple[float, ...]:
-        """Return one an epoch; ``last`` is that of the epochs after them.
-
-        >>> [round(density, 4) for density in DensityWarmup(start=0.25, epochs=4).densities(0.001)]
-        [0.25, 0.0629, 0.0158, 0.004]
-        """
+        """Return one an epoch; ``last`` is that of the epochs after them."""
         return exponential(self.start, last, self.epochs)

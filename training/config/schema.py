@@ -120,20 +120,17 @@ Momentum = Annotated[float, expect("a number in [0, 1)", lambda value: is_number
 Density = Annotated[float, expect("a number in (0, 1]", lambda value: is_number(value) and 0 < value <= 1)]
 
 
-class Discreet(BaseModel):
-    """A record whose ``repr`` shows no secrets, nor do the errors of pydantic that are about it."""
+class Record(BaseModel):
+    """Wrong types are rejected, and unknown keys unless ``extra`` is ``allow``; records are immutable.
 
-    model_config = ConfigDict(hide_input_in_errors=True)
+    Neither the ``repr`` of a record nor the errors of pydantic that are about it show secrets.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         masked: dict[str | None, Any] = mask(dict(super().__repr_args__()))
         return masked.items()
-
-
-class Record(Discreet):
-    """Unknown keys and wrong types are rejected; records are immutable."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -145,7 +142,7 @@ class Record(Discreet):
             needed = [name for name, field in cls.model_fields.items() if field.is_required()]
             raise problem(f"expected the keys {', '.join(needed or cls.model_fields)}, got {shown(value)}")
         known = list(cls.model_fields)
-        for key in value:
+        for key in value if cls.model_config["extra"] == "forbid" else ():
             if key not in known:
                 nearest = suggestion(str(key), known)
                 raise problem(f"unknown key{nearest} (known here: {', '.join(known)})", key=str(key))
@@ -155,16 +152,15 @@ class Record(Discreet):
 # ---------------------------------------------------------------------------------------- parts by name
 
 
-class PartRecord(Discreet):
+class PartRecord(Record):
     """A part of a run: its name, and its own options."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow")
 
     name: str
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the options of this part alone."""
         return dict(self.model_extra or {})
 
 

@@ -20,15 +20,12 @@ REFERENCE = re.compile(r"\$\{oc\.env:([A-Za-z_]\w*)\}", re.ASCII)
 _COUNT = re.compile(r"\d{1,9}", re.ASCII)  # how many tokens of text there are
 _NOT_SECRET = {"token": ("anon", "google_default", "cloud", "cache", "browser")}  # values of gcsfs
 
-_NAME = r"[A-Za-z_][\w.\[\]-]{0,500}"  # bounded, as is the time that a text of brackets takes
-_QUOTED = (
-    "|".join(  # a reference, and texts in quotes; where a backslash is none of the quoting, the shorter one
-        [r"\$\{[^}\s]*\}", r'"(?:[^"\\\n]|\\.)*"', r'"[^"\n]*"', r"'(?:[^'\\\n]|\\.|'')*'", r"'[^'\n]*'"]
-    )
-)
-_WORD = re.compile(rf"({_NAME})(=)(.*)", re.DOTALL)
-_ASSIGNED = re.compile(rf"(?<![\w.-])({_NAME})(=)({_QUOTED}|[^\s,;&#{{}}\[\]()'\"]+)")
-_ENTRY = re.compile(rf"((?:[{{,]\s*|(?=[\"']))[\"']?)({_NAME})([\"']?\s*:\s*)({_QUOTED}|[^,{{}}\[\]\n'\"]+)")
+_NAME = r"(?P<name>[A-Za-z_][\w.\[\]-]{0,500})"  # bounded, as is the time that a text of brackets takes
+# A reference, and texts in quotes; where a backslash is none of the quoting, the shorter one.
+_QUOTED = r"""\$\{[^}\s]*\}|"(?:[^"\\\n]|\\.)*"|"[^"\n]*"|'(?:[^'\\\n]|\\.|'')*'|'[^'\n]*'"""
+_WORD = re.compile(rf"{_NAME}=(?P<value>.*)", re.DOTALL)
+_ASSIGNED = re.compile(rf"(?<![\w.-]){_NAME}=(?P<value>{_QUOTED}|[^\s,;&#{{}}\[\]()'\"]+)")
+_ENTRY = re.compile(rf"([{{,]\s*|(?=[\"']))[\"']?{_NAME}[\"']?\s*:\s*(?P<value>{_QUOTED}|[^,{{}}\[\]\n'\"]+)")
 
 
 def mask(value: Any) -> Any:
@@ -95,15 +92,14 @@ def _hidden(key: object, value: Any) -> Any:
 
 def _masked(text: str) -> str:
     text = without_secrets(text)
-    if (word := _WORD.fullmatch(text)) and "." in word[1]:  # of a command line: all of it is the value
+    if (word := _WORD.fullmatch(text)) and "." in word["name"]:  # of a command line: all of it is the value
         text = _masked_pair(word)
-    text = _ASSIGNED.sub(_masked_pair, text)
-    return _ENTRY.sub(lambda found: found[1] + _masked_pair(found, 2), text)
+    return _ENTRY.sub(_masked_pair, _ASSIGNED.sub(_masked_pair, text))
 
 
-def _masked_pair(found: re.Match[str], first: int = 1) -> str:
-    """Mask the value of a name, a separator and a value; ``key=…`` alone is the placeholder in help texts."""
-    name, separator, value = found.groups()[first - 1 :]
-    if not is_secret(name) or (name == "key" and separator == "="):
-        return f"{name}{separator}{value}"
-    return f"{name}{separator}{_hidden(name, value)}"
+def _masked_pair(found: re.Match[str]) -> str:
+    """Mask the value of a name, which a pair ends with; ``key=…`` alone is the placeholder in help texts."""
+    pair, name, value = found.group(0, "name", "value")
+    if not is_secret(name) or pair.startswith("key="):
+        return pair
+    return f"{pair.removesuffix(value)}{_hidden(name, value)}"

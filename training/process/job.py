@@ -40,7 +40,13 @@ def as_rank() -> Iterator[Communicator]:
         if not is_first():
             time.sleep(FIRST_SPEAKS_WITHIN_SECONDS)  # launchers end all processes with the first that exits
         usage_error(str(error))
-    with _interrupts() as interrupts:
+    interrupts: list[int] = []  # recorded, as TensorFlow makes other errors of ``KeyboardInterrupt``
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    with _handling((signal.SIGINT,), interrupt):
         try:
             yield comm
         except BaseException:
@@ -49,19 +55,6 @@ def as_rank() -> Iterator[Communicator]:
             transport.mpi.interrupt()
             log_error("interrupted")
             sys.exit(INTERRUPTED)
-
-
-@contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """Record SIGINT (Ctrl-C) inside the block: TensorFlow makes other errors of ``KeyboardInterrupt``."""
-    interrupts: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        interrupts.append(number)
-        raise KeyboardInterrupt
-
-    with _handling((signal.SIGINT,), note):
-        yield interrupts
 
 
 @contextmanager

@@ -47,7 +47,7 @@ class Output:
     """Forwards what a job prints; ``said`` holds the last lines.
 
     ``was_asked`` returns whether the job was asked to end. ``folder``: that of the job's run, once a rank has
-    announced it. ``is_ending``: the job has printed that it ends by a failure.
+    announced it. ``ending``: ends the job in a while, once it has printed that it ends by a failure.
     """
 
     def __init__(self, was_asked: Callable[[], bool] = bool) -> None:
@@ -55,8 +55,7 @@ class Output:
         self.folder: Path | None = None
         self._was_asked = was_asked
         self._group: int | None = None  # of the job's processes
-        self._ending: threading.Timer | None = None
-        self.is_ending = False
+        self.ending: threading.Timer | None = None
         self._is_read = threading.Event()
 
     def follow(self, process: "subprocess.Popen[str]") -> int:
@@ -70,8 +69,8 @@ class Output:
         self.forward_output(process.stdout)
         errors.join()
         self._is_read.set()
-        if self._ending is not None:
-            self._ending.cancel()
+        if self.ending is not None:
+            self.ending.cancel()
         process.stdout.close()
         process.stderr.close()
         return process.wait()
@@ -112,9 +111,11 @@ class Output:
     def _watched(self, lines: Iterable[str]) -> Iterator[str]:
         for line in lines:
             self.said.append(line)
-            if not self.is_ending and IS_ENDING.search(line):
-                self.is_ending = True
-                self._end_soon()
+            if self.ending is None and self._group is not None and IS_ENDING.search(line):
+                by_itself = ENDS_WITHIN_SECONDS
+                self.ending = threading.Timer(by_itself, guard.end, (self._group, by_itself))
+                self.ending.daemon = True
+                self.ending.start()
             yield line
 
     def _close_late(self, process: "subprocess.Popen[str]") -> None:
@@ -122,14 +123,6 @@ class Output:
         process.wait()
         if not self._is_read.wait(ENDS_WITHIN_SECONDS):
             guard.end_session(process.pid)
-
-    def _end_soon(self) -> None:
-        """End the job if it does not end by itself in a while."""
-        if self._group is None:
-            return
-        self._ending = threading.Timer(ENDS_WITHIN_SECONDS, guard.end, (self._group, ENDS_WITHIN_SECONDS))
-        self._ending.daemon = True
-        self._ending.start()
 
     def _is_known(self, line: str) -> bool:
         """Return whether the user knows already what a message with this first line says."""
@@ -346,7 +339,7 @@ def _status(status: int, output: "Output") -> int:
     """Return the exit status of a job as a shell has it, for mpirun's, which is 0 when it has lost a host."""
     status = 128 - status if status < 0 else status
     ended_here = status in (0, 128 + signal.SIGTERM, 128 + signal.SIGKILL)
-    return FAILURE if output.is_ending and ended_here else status
+    return FAILURE if output.ending is not None and ended_here else status
 
 
 def environment_of(ranks: Ranks) -> dict[str, str]:

@@ -46,14 +46,7 @@ def announce_folder(path: Path) -> None:
 
 
 class TimeLeft:
-    """Predicts the time of the next steps by the median of the latest: one slow step changes nothing.
-
-    >>> left = TimeLeft()
-    >>> for seconds in (9.0, 0.5, 0.5):
-    ...     left.add(seconds)
-    >>> left.of(100)
-    50.0
-    """
+    """Predicts the time of the next steps by the median of the latest: one slow step changes nothing."""
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=STEPS_MEASURED)

@@ -49,34 +49,21 @@ class Ended:
     folder: Path | None = None
 
 
-@dataclass(frozen=True)
-class FailedRank:
-    """The rank by which a job has failed and its host, as far as they are known, and how the rank ended."""
+def cause_of(said: str, ranks: Ranks) -> tuple[str, str | None]:
+    """Return who has ended a job of ``ranks``, and how, from what the job has printed; and the host.
 
-    rank: int | None
-    host: str | None
-    how: str
-
-    def __str__(self) -> str:
-        """Return rank, host and reason.
-
-        >>> print(FailedRank(1, "node2", "signal 9"))
-        rank 1 on node2: signal 9
-        """
-        rank = None if self.rank is None else f"rank {self.rank}"
-        who = " on ".join(filter(None, (rank, self.host)))
-        return f"{who}: {self.how}"
-
-
-def failed_rank(said: str, ranks: Ranks) -> FailedRank | None:
-    """Return the rank or host by which a job of ``ranks`` has failed, from what the job has printed."""
+    >>> cause_of("rank 2 of 4 on b.cluster failed", Ranks(4, "a:2,b:2"))
+    ('rank 2 on b: failed', 'b')
+    """
     found = next(filter(None, (pattern.search(said) for pattern in CAUSES)), None)
     if found is None:
-        return None
-    parts = found.groupdict()
-    rank = None if parts.get("rank") is None else int(parts["rank"])
-    known = None if rank is None else ranks.host_of(rank)  # the name by which it was given
-    return FailedRank(rank, known or parts.get("host"), parts.get("how", "not reached"))
+        return "", None
+    parts: dict[str, str] = {"how": "not reached", **found.groupdict()}
+    rank, host = parts.get("rank"), parts.get("host")
+    if rank is not None:
+        host = ranks.host_of(int(rank)) or host  # the name by which it was given
+    who = " on ".join(filter(None, (rank and f"rank {rank}", host)))
+    return f"{who}: {parts['how']}", host
 
 
 @dataclass(frozen=True)
@@ -102,11 +89,6 @@ class Progress:
         return cls(newest, step)
 
     def __str__(self) -> str:
-        """Return where it is.
-
-        >>> print(Progress(40, (3, 50)))
-        epoch 4, step 50 of its phase
-        """
         if self.step is None:
             return "its beginning"
         return f"epoch {self.step[0] + 1}, step {self.step[1]} of its phase"
@@ -134,7 +116,6 @@ class Supervisor:
         self._restarts, self._made = restarts, 0
         self._host_failures = host_failures
         self._failures_of: Counter[str] = Counter()  # hosts
-        self._left_out: set[str] = set()
         self._at: Progress | None = None  # when it last ended
         self._failures_here = self._failures_in_a_row = 0
 
@@ -152,19 +133,21 @@ class Supervisor:
         return self._after_failure(ended, before)
 
     def _after_failure(self, ended: Ended, before: Progress | None) -> Decision:
-        at, found = self._at, failed_rank(ended.said, self.ranks)
+        at, (cause, host) = self._at, cause_of(ended.said, self.ranks)
         is_same = at is not None and at == before
         has_checkpoint = at is not None and (before is None or at.checkpoint != before.checkpoint)
         self._failures_here = self._failures_here + 1 if is_same else 1
         self._failures_in_a_row = 1 if has_checkpoint else self._failures_in_a_row + 1
-        why = f"the job has failed with status {ended.status}{'' if found is None else f' ({found})'}"
+        why = f"the job has failed with status {ended.status}{f' ({cause})' if cause else ''}"
         where = "" if at is None else f" at {at}"
         if self._failures_here == FAILURES_OF_A_STEP:
             return Decision(f"{why}{where}: given up after {FAILURES_OF_A_STEP} failures there")
         if self._made == self._restarts:
             return Decision(f"{why}{where}: given up after {self._made} restarts")
-        left_out = self._leave_out(found)
-        ranks = self._all.without(self._left_out)
+        if host is not None and self._all.hosts is not None:
+            self._failures_of[host] += 1
+        left_out = [each for each, failures in self._failures_of.items() if failures >= self._host_failures]
+        ranks = self._all.without(left_out)
         if ranks is None:
             lost = f"no host is left that has not failed {self._host_failures} times"
             return Decision(f"{why}{where}: given up, {lost}")
@@ -173,22 +156,11 @@ class Supervisor:
         again = self._failures_in_a_row - 1  # 0 after a new checkpoint; then it waits twice as long each time
         delay = min(FIRST_DELAY_SECONDS * 2 ** (again - 1), LONGEST_DELAY_SECONDS) if again else 0
         when = f"in {delay} s" if delay else "now"
-        line = f"{why}{where}: restart {self._made} of {self._restarts} {when}{left_out}"
+        line = f"{why}{where}: restart {self._made} of {self._restarts} {when}"
+        if host is not None and self._failures_of[host] == self._host_failures:
+            which = f"{host}, which has failed {self._host_failures} times"
+            line += f", with {ranks.count} ranks, without {which}"
         return Decision(line, ranks, delay)
-
-    def _leave_out(self, found: FailedRank | None) -> str:
-        """Count a failure of a host; return what to say if it is left out from now on."""
-        if found is None or found.host is None or self._all.hosts is None:
-            return ""
-        self._failures_of[found.host] += 1
-        failures = self._failures_of[found.host]
-        if failures != self._host_failures:
-            return ""
-        self._left_out.add(found.host)
-        ranks = self._all.without(self._left_out)
-        if ranks is None:
-            return ""
-        return f", with {ranks.count} ranks, without {found.host}, which has failed {failures} times"
 
 
 def check_restarts(restarts: int, config: Any, *, is_dry: bool) -> None:
