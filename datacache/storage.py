@@ -137,6 +137,7 @@ class Storage:
         self._first_wait_seconds = first_wait_seconds
         self._timeout_seconds = timeout_seconds
         self._threads = threads
+        self._process = 0
         self._connect()
 
     def files(self, report: ProgressCallback = no_report) -> list[File]:
@@ -202,7 +203,7 @@ class Storage:
 
         A block that fails may leave a part of it. Retries are those of the filesystem.
         """
-        self._connect_after_fork()
+        self._connect()
         try:
             with self._filesystem.open(self._full(path), "wb") as file:
                 yield file
@@ -234,7 +235,7 @@ class Storage:
                     failed.set()
                     raise
 
-        self._connect_after_fork()
+        self._connect()
         workers = [in_thread(work) for _ in range(min(self._threads, len(items)))]
         wait(workers)
         for worker in workers:
@@ -347,7 +348,7 @@ class Storage:
         return StorageFailed(f"{self.url}: {shown}: {how} {type(error).__name__}: {message}")
 
     def _request_once(self, method: str, path: str, arguments: dict[str, Any]) -> Any:
-        self._connect_after_fork()
+        self._connect()
         seconds = self._timeout_seconds * (LISTING_PATIENCE if method == "ls" else 1)
         stalled = f"no answer within {seconds:g} s"
         if self._filesystem.async_impl:
@@ -366,6 +367,8 @@ class Storage:
             raise TimeoutError(stalled) from error
 
     def _connect(self) -> None:
+        if self._process == os.getpid():  # a fork inherits no connections
+            return
         self._process = os.getpid()
         try:
             self._filesystem, root = fsspec.core.url_to_fs(self._whole_url, **self._options)
@@ -376,10 +379,6 @@ class Storage:
             raise StorageFailed(f"{self.url}: no connection: {reason}") from None
         self._root = root.rstrip("/")
         self._start = f"{self._root}/" if root else ""  # of the names of files
-
-    def _connect_after_fork(self) -> None:
-        if self._process != os.getpid():  # a fork inherits no connections
-            self._connect()
 
 
 def _is_missing(error: Exception) -> bool:
