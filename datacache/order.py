@@ -17,8 +17,6 @@ from numba import njit
 Function = TypeVar("Function", bound=Callable[..., Any])
 Ids = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-Placement = Literal["manifest", "hash"]
-Remainder = Literal["drop", "pad"]
 
 ROUNDS = 8
 SMALLEST_BITS = 8  # halves of four bits: with fewer, some permutations of a few samples would never occur
@@ -32,10 +30,9 @@ def compiled(function: Function) -> Function:
     Division by zero is not checked: a check would prevent the vectorization of loops.
     """
     try:
-        kernel: Any = njit(nogil=True, cache=True, error_model="numpy")(function)
+        return njit(nogil=True, cache=True, error_model="numpy")(function)
     except RuntimeError:  # neither the package nor a cache folder of the user can be written
-        kernel = njit(nogil=True, error_model="numpy")(function)
-    return kernel
+        return njit(nogil=True, error_model="numpy")(function)
 
 
 # --------------------------------------------------------------------------------------- keys
@@ -215,9 +212,9 @@ class Order(BatchOrder):
     shards: int
     global_batch: int
     seed: int
-    placement: Placement = "manifest"
+    placement: Literal["manifest", "hash"] = "manifest"
     exchange: float = 0.0
-    remainder: Remainder = "drop"
+    remainder: Literal["drop", "pad"] = "drop"
 
     def __post_init__(self) -> None:
         check_at_least(1, shards=self.shards)
