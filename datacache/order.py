@@ -30,9 +30,10 @@ def compiled(function: Function) -> Function:
     Division by zero is not checked: a check would prevent the vectorization of loops.
     """
     try:
-        return njit(nogil=True, cache=True, error_model="numpy")(function)
+        kernel: Any = njit(nogil=True, cache=True, error_model="numpy")(function)
     except RuntimeError:  # neither the package nor a cache folder of the user can be written
-        return njit(nogil=True, error_model="numpy")(function)
+        kernel = njit(nogil=True, error_model="numpy")(function)
+    return kernel
 
 
 # --------------------------------------------------------------------------------------- keys
