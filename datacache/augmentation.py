@@ -323,13 +323,8 @@ def _store(row: Float32, out: Bytes) -> None:
     elif len(out) == 2 * len(row):
         _store_halves(row, out.view(np.uint16))
     else:
-        _store_levels(row, out)
-
-
-@compiled
-def _store_levels(row: Float32, levels: Bytes) -> None:
-    for i in range(len(row)):
-        levels[i] = np.uint8(row[i] + np.float32(0.5))
+        for i in range(len(row)):
+            out[i] = np.uint8(row[i] + np.float32(0.5))
 
 
 @compiled

@@ -136,9 +136,9 @@ class DataCache:
         holders = _concatenate(order.holders(epoch, step, comm.rank, comm.size) for step in steps)
         wanted, first = np.unique(ids, return_index=True)
         is_remote = np.isin(wanted, self._part, assume_unique=True, invert=True)
-        self._levels.set_remote_samples({})
+        self._levels.remote = {}
         remote = fetch_remote_samples(comm, wanted[is_remote], holders[first][is_remote], self._levels.read)
-        self._levels.set_remote_samples(remote)
+        self._levels.remote = remote
         return len(remote)
 
     def dataset(self, batches: Callable[[], Iterable[Batch]], crop: Crop) -> "tf.data.Dataset":
@@ -171,7 +171,7 @@ class DataCache:
     def close(self) -> None:
         """Release the folders; batches that were yielded stay valid."""
         self._levels.close()
-        self._levels.set_remote_samples({})
+        self._levels.remote = {}
         self._collation, self._pools = None, Pools()
 
     def _in_parts(self, function: Callable[[Ids], Result], ids: Ids) -> Iterator[Result]:

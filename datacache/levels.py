@@ -157,7 +157,8 @@ class Levels:
         dirs: CacheDirs,
     ) -> None:
         self.counts = Counts()
-        self._remote: dict[int, Sample] = {}
+        self.remote: dict[int, Sample] = {}
+        """The samples of other nodes, by id, that are held for an epoch."""
         self._counting = threading.Lock()
         self._source, self._manifest, self._preprocessing = source, manifest, preprocessing
         encoded = xxh3_128_hexdigest(manifest.fingerprint.encode() + part.astype("<i8").tobytes())
@@ -177,16 +178,12 @@ class Levels:
         Samples that were not in memory are stored there. Raises what the source raises if it cannot be
         read, and :class:`BadSample` if neither a sample nor others of its label can be decoded.
         """
-        remote = [self._remote.get(number) for number in ids.tolist()] if self._remote else []
+        remote = [self.remote.get(number) for number in ids.tolist()] if self.remote else []
         if not any(sample is not None for sample in remote):
             return self._read_own(ids)
         own = iter(self._read_own(ids[[sample is None for sample in remote]]))
         self._count(remote=sum(sample is not None for sample in remote))
         return [next(own) if sample is None else sample for sample in remote]
-
-    def set_remote_samples(self, samples: Mapping[int, Sample]) -> None:
-        """Replace the samples of other nodes, by id, that are held for an epoch."""
-        self._remote = dict(samples)
 
     def _read_own(self, ids: Ids) -> list[Sample]:
         samples: dict[int, Sample] = {}

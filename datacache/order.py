@@ -17,8 +17,6 @@ from numba import njit
 Function = TypeVar("Function", bound=Callable[..., Any])
 Ids = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-Placement = Literal["manifest", "hash"]
-Remainder = Literal["drop", "pad"]
 
 ROUNDS = 8
 SMALLEST_BITS = 8  # halves of four bits: with fewer, some permutations of a few samples would never occur
@@ -215,9 +213,9 @@ class Order(BatchOrder):
     shards: int
     global_batch: int
     seed: int
-    placement: Placement = "manifest"
+    placement: Literal["manifest", "hash"] = "manifest"
     exchange: float = 0.0
-    remainder: Remainder = "drop"
+    remainder: Literal["drop", "pad"] = "drop"
 
     def __post_init__(self) -> None:
         check_at_least(1, shards=self.shards)
@@ -237,10 +235,9 @@ class Order(BatchOrder):
             raise ValueError(f"exchange: expected 0 where there is one shard, got {self.exchange}")
 
     def steps(self) -> int:
-        per_step = self.global_batch // self.shards
         if self.remainder == "drop":
-            return self.samples // self.shards // per_step
-        return _rounded_up(_rounded_up(self.samples, self.shards), per_step)
+            return self.samples // self.global_batch
+        return -(-self.samples // self.global_batch)
 
     def batch(self, epoch: int, step: int, rank: int, world_size: int) -> Ids:
         shards, offsets = self._samples(epoch, *self._slots(step, rank, world_size))
@@ -327,7 +324,7 @@ class EvaluationOrder(BatchOrder):
         return self.batch_size * self.world_size
 
     def steps(self) -> int:
-        return _rounded_up(_rounded_up(self.samples, self.world_size), self.batch_size)
+        return -(-self.samples // self.global_batch)
 
     def batch(self, epoch: int, step: int, rank: int, world_size: int) -> Ids:
         start, stop = self._range(rank, world_size)
@@ -353,10 +350,6 @@ class EvaluationOrder(BatchOrder):
         if world_size != self.world_size:
             raise ValueError(f"world_size: expected {self.world_size}, got {world_size}")
         return self.samples * rank // world_size, self.samples * (rank + 1) // world_size
-
-
-def _rounded_up(dividend: int, divisor: int) -> int:
-    return -(-dividend // divisor)
 
 
 def check_at_least(least: int, **values: int) -> None:

@@ -241,7 +241,7 @@ class Streams(TextOrder):
             )
 
     def steps(self) -> int:
-        return -(-len(_part(self.positions, self.global_batch - 1, self.global_batch)) // self.length)
+        return -(-self.positions // (self.global_batch * self.length))
 
     def spans(self, epoch: int, step: int, rank: int, world_size: int) -> Spans:
         check_step(step, self.steps())
@@ -254,7 +254,7 @@ class Streams(TextOrder):
 
 
 def _part(size: int, number: int, parts: int) -> range:
-    """Return one of ``parts`` nearly equal parts of ``range(size)``; the last is one of the longest."""
+    """Return one of ``parts`` nearly equal parts of ``range(size)``."""
     return range(size * number // parts, size * (number + 1) // parts)
 
 

@@ -15,12 +15,12 @@ from datacache.manifest import Manifest, Texts
 from datacache.order import Flags, Ids
 from datacache.sources.base import Source, StoredSource, check_ids
 from datacache.storage import File, ProgressCallback, Range, Storage, no_report, progress
+from datacache.text_orders import Tokens
 
 BLOCK_BYTES = 8 << 20
 LONGEST_SHOWN = 60
 SCANNED_SAMPLES = 1 << 14  # that are read and encoded at a time
 Offsets = npt.NDArray[np.int64]
-Tokens = npt.NDArray[np.int32]
 
 _COLUMNS = {1: ("tokens",), 2: ("source_tokens", "target_tokens")}  # by how many lines a sample has
 _BYTES = "text_bytes"
@@ -154,7 +154,6 @@ class LabelledText(_NamedFiles):
         storage: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(url, [name], storage)
-        self._name = name
         self._classes = None if classes is None else tuple(classes)
 
     def scan(self, report: ProgressCallback = no_report) -> Manifest:
@@ -169,7 +168,7 @@ class LabelledText(_NamedFiles):
         index = {name: label for label, name in enumerate(classes)}
         if unknown := [number for number, name in enumerate(of_lines) if name not in index]:
             shown = f"line {unknown[0] + 1} has label {of_lines[unknown[0]]!r}"
-            raise ValueError(f"{self.url}/{self._name}: {shown}, which is none of the {len(classes)} classes")
+            raise ValueError(f"{self.url}/{file.path}: {shown}, which is none of the {len(classes)} classes")
         starts, stops = np.array([span for _, *span in found], np.int64).reshape(-1, 2).T
         return self._manifest(
             files,
@@ -184,7 +183,7 @@ class LabelledText(_NamedFiles):
         """Return the label of a line, and where its text begins and ends in it."""
         match = _ATIS.fullmatch(line) or _TABBED.fullmatch(line)
         if match is None:
-            where, text = f"{self.url}/{self._name}: line {number}", line.decode()
+            where, text = f"{self.url}/{self._names[0]}: line {number}", line.decode()
             shown = text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
             raise ValueError(f"{where}: expected label<TAB>text, got {shown!r}")
         return match["label"].decode(), match.start("text"), match.end("text")

@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -51,32 +52,38 @@ class Description:
     format: int = FORMAT
 
 
-def enter(root: Path, wanted: Description, fill: Callable[[Path], None]) -> tuple[Path, int]:
-    """Return the folder of a fingerprint, and a descriptor that protects it from removal until closed.
+def enter(
+    root: Path, wanted: Description, create: Callable[[Path], None], use: Callable[[Path], None]
+) -> int:
+    """Open the folder of a fingerprint; return a descriptor that protects it from removal until closed.
 
-    A missing folder is created, and ``fill`` creates its files. An unusable folder is removed; it is an
-    error if another job uses it, or if it was made for other ids. :class:`datacache.errors.Untrusted` if
-    other users can change it.
+    ``create`` makes the files of a missing folder, ``use`` opens the files of an existing one. An unusable
+    folder, one for which ``use`` raises :class:`Damaged` among them, is removed; it is an error if another
+    job uses it, or if it was made for other ids. :class:`Untrusted` if other users can change it.
     """
     files.check_folder(root)
     folder = root / (PREFIX + wanted.fingerprint)
     for _ in range(_ATTEMPTS):
         descriptor = _lock(folder)
         if descriptor is None:
-            _create(root, folder, wanted, fill)
+            _create(root, folder, wanted, create)
             continue
         try:
             fault = _fault(folder, wanted)
+            if fault is None:
+                use(folder)
+                return descriptor
+        except Damaged as error:
+            warnings.warn(f"{folder}: damaged, it is filled again: {error}", stacklevel=4)
+            fault = "damaged"
         except BaseException:
             os.close(descriptor)
             raise
-        if fault is None:
-            return folder, descriptor
-        drop(folder, descriptor, fault)
+        _drop(folder, descriptor, fault)
     raise TimeoutError(f"{folder}: created and removed by other processes {_ATTEMPTS} times")
 
 
-def drop(folder: Path, descriptor: int, fault: str) -> None:
+def _drop(folder: Path, descriptor: int, fault: str) -> None:
     """Remove a folder that was entered and is unusable, and close its descriptor.
 
     Processes that find the same fault wait for each other; a folder that one of them has created again is
@@ -105,13 +112,10 @@ def remove(folder: Path, entered: int | None = None) -> bool:
     with _exclusive(root):
         if not folder.is_dir() or (entered is not None and not is_at(entered, folder / IN_USE)):
             return True
-        descriptor = locks.take(folder / IN_USE)
-        if descriptor is None:
-            return False
-        try:
+        with locks.exclusive(folder / IN_USE, 0.0) as held:
+            if not held:
+                return False
             folder.rename(removed)
-        finally:
-            os.close(descriptor)
     shutil.rmtree(removed, ignore_errors=True)
     return True
 
@@ -120,11 +124,8 @@ def is_in_use(folder: Path) -> bool:
     """Return whether a running process has the folder open."""
     if not (folder / IN_USE).exists():
         return False
-    descriptor = locks.take(folder / IN_USE)
-    if descriptor is None:
-        return True
-    os.close(descriptor)
-    return False
+    with locks.exclusive(folder / IN_USE, 0.0) as held:
+        return not held
 
 
 def all_folders(root: Path) -> list[Path]:
@@ -228,7 +229,7 @@ def is_at(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _create(root: Path, folder: Path, wanted: Description, fill: Callable[[Path], None]) -> None:
+def _create(root: Path, folder: Path, wanted: Description, create: Callable[[Path], None]) -> None:
     try:
         files.make_folder(root)
         os.close(files.open_file(root / _ROOT_LOCK, os.O_RDWR | os.O_CREAT))
@@ -245,7 +246,7 @@ def _create(root: Path, folder: Path, wanted: Description, fill: Callable[[Path]
         try:
             files.make_folder(new)
             files.create_file(new / IN_USE)
-            fill(new)
+            create(new)
             write_facts(new / DESCRIPTION, asdict(wanted), seed_of(wanted.fingerprint))
             new.rename(folder)
         except BaseException:

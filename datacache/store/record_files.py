@@ -172,13 +172,17 @@ class UnsealedStore:
         """Return whether what is written here is what other processes read."""
         return is_at(self._records.descriptor, self._records.path)
 
-    def sync(self) -> npt.NDArray[np.int64]:
-        """Sync all records to disk, under the writers' lock; return starts and sizes, shape ``(2, ids)``."""
-        # Cut off the incomplete records of killed processes.
-        os.ftruncate(self._records.descriptor, self.refresh().records_bytes)
+    def seal(self, folder: Path, seed: int) -> None:
+        """Sync all records, write their index, and last ``COMPLETE``; the caller holds the writers' lock."""
+        end = self.refresh().records_bytes
+        os.ftruncate(self._records.descriptor, end)  # cuts off the incomplete records of killed processes
         os.fsync(self._records.descriptor)
         os.fsync(self._log.file.descriptor)
-        return np.stack([self._starts, self._sizes])
+        index = np.stack([self._starts, self._sizes]).astype("<i8").tobytes()
+        write_atomic(folder / INDEX, index)
+        digest = xxh3_128_hexdigest(index)
+        complete = {"samples": len(self._ids), "end": end, "index": digest, "format": FORMAT}
+        write_facts(folder / COMPLETE, complete, seed)
 
 
 class SealedStore:
@@ -214,16 +218,6 @@ class SealedStore:
     def record(self, row: int) -> memoryview:
         """Return the record of a row; :class:`Damaged` if it cannot be read."""
         return self._records.read(self._starts.item(row), self._sizes.item(row))
-
-
-def seal(folder: Path, store: UnsealedStore, seed: int) -> None:
-    """Sync a complete store, write its index, and last ``COMPLETE``; the caller holds the writers' lock."""
-    extents = store.sync()
-    index = extents.astype("<i8").tobytes()
-    write_atomic(folder / INDEX, index)
-    samples, end = extents.shape[1], int(extents.sum(axis=0).max(initial=0))
-    complete = {"samples": samples, "end": end, "index": xxh3_128_hexdigest(index), "format": FORMAT}
-    write_facts(folder / COMPLETE, complete, seed)
 
 
 def _checks(content: memoryview, seed: int) -> npt.NDArray[np.uint64]:

@@ -23,7 +23,7 @@ from datacache.errors import CacheFull, Damaged
 from datacache.order import Flags, Ids
 from datacache.store import folders, locks
 from datacache.store.files import create_file, make_folder, read_file
-from datacache.store.record_files import LOG, RECORDS, SealedStore, UnsealedStore, seal
+from datacache.store.record_files import LOG, RECORDS, SealedStore, UnsealedStore
 from datacache.store.records import HEADER_BYTES, seed_of
 
 RecordCallback = Callable[[int, memoryview], None]
@@ -65,8 +65,6 @@ class RecordStore:
         *,
         note: Mapping[str, Any] | None = None,
     ) -> None:
-        if len(ids) != len(sizes):
-            raise ValueError(f"sizes: expected one for each of {len(ids)} ids, got {len(sizes)}")
         if np.any(ids[1:] <= ids[:-1]):
             raise ValueError("ids: expected to be sorted and different, got others")
         self._ids, self.seed = ids, seed_of(fingerprint)
@@ -84,30 +82,20 @@ class RecordStore:
             note=dict(note or {}),
             boot=folders.boot(),
         )
-        self._open(root, wanted)
-
-    def _open(self, root: Path, wanted: folders.Description) -> None:
-        while self._sealed is None and self._unsealed is None:
-            self.folder, descriptor = folders.enter(root, wanted, lambda new: _create(new, wanted))
-            try:
-                if (self.folder / folders.COMPLETE).exists():
-                    self._sealed = SealedStore(self.folder, self.seed)
-                else:
-                    self._unsealed = UnsealedStore(self.folder, self._ids, self.seed)
-            except Damaged as error:
-                warnings.warn(f"{self.folder}: damaged, it is filled again: {error}", stacklevel=4)
-                folders.drop(self.folder, descriptor, "damaged")
-            except BaseException:
-                os.close(descriptor)
-                raise
+        self._in_use = folders.enter(root, wanted, lambda new: _create(new, wanted), self._open)
+        self._leave = weakref.finalize(self, os.close, self._in_use)
         if self._sealed is None:
             try:
                 _check_room(root, wanted)
             except CacheFull as error:
                 self.is_full, self.no_room = True, str(error)
-        self._complete = str(self.folder / folders.COMPLETE)
-        self._in_use = descriptor
-        self._leave = weakref.finalize(self, os.close, descriptor)
+
+    def _open(self, folder: Path) -> None:
+        self.folder, self._complete = folder, str(folder / folders.COMPLETE)
+        if os.path.exists(self._complete):
+            self._sealed = SealedStore(folder, self.seed)
+        else:
+            self._unsealed = UnsealedStore(folder, self._ids, self.seed)
 
     @property
     def is_sealed(self) -> bool:
@@ -166,7 +154,7 @@ class RecordStore:
             with locks.exclusive(self.folder / _WRITER, 0.0) as held:
                 if held and not self.is_sealed and self._is_at_its_path():
                     assert self._unsealed is not None
-                    seal(self.folder, self._unsealed, self.seed)
+                    self._unsealed.seal(self.folder, self.seed)
         except Damaged as error:
             self._give_up(error)
         except OSError:  # no room for the index, or the folder was removed
