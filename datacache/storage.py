@@ -1,11 +1,12 @@
 """Central storage: files behind any URL that fsspec knows, read with retries, and written."""
 
 import os
+import queue
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FuturesTimeout
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ VERSIONS = (
 )
 JOINED_GAP = 16 << 10  # bytes: 0.13 ms at 1 Gbit/s, as a request of 2 ms costs when 16 run in parallel
 JOINED_BYTES = 8 << 20
+IDLE_SECONDS = 5.0
 PERMANENT_ERRORS = (PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError)
 
 Item = TypeVar("Item")
@@ -137,7 +139,6 @@ class Storage:
         self._first_wait_seconds = first_wait_seconds
         self._timeout_seconds = timeout_seconds
         self._threads = threads
-        self._process = 0
         self._connect()
 
     def files(self, report: ProgressCallback = no_report) -> list[File]:
@@ -203,7 +204,7 @@ class Storage:
 
         A block that fails may leave a part of it. Retries are those of the filesystem.
         """
-        self._connect()
+        self._connected()
         try:
             with self._filesystem.open(self._full(path), "wb") as file:
                 yield file
@@ -235,11 +236,12 @@ class Storage:
                     failed.set()
                     raise
 
-        self._connect()
-        workers = [in_thread(work) for _ in range(min(self._threads, len(items)))]
-        wait(workers)
-        for worker in workers:
-            worker.result()
+        pool = self._connected()
+        workers = [pool.submit(work) for _ in range(min(self._threads, len(items)))]
+        errors = [worker.exception() for worker in workers]
+        for error in errors:
+            if error is not None:
+                raise error
         return answers
 
     def _read(self, wanted: Range) -> bytes:
@@ -335,8 +337,8 @@ class Storage:
             else:
                 return answer
             if attempt < self._attempts:
-                seconds = min(self._first_wait_seconds * 2.0 ** (attempt - 1), LONGEST_WAIT_SECONDS)
-                time.sleep(seconds * random.SystemRandom().uniform(0.5, 1.5))  # noqa: S311
+                wait = min(self._first_wait_seconds * 2.0 ** (attempt - 1), LONGEST_WAIT_SECONDS)
+                time.sleep(wait * random.SystemRandom().uniform(0.5, 1.5))  # noqa: S311
         assert error is not None
         counted = f"{attempt} attempts" if attempt > 1 else "1 attempt"
         # A traceback would show the secrets of the cause.
@@ -348,7 +350,7 @@ class Storage:
         return StorageFailed(f"{self.url}: {shown}: {how} {type(error).__name__}: {message}")
 
     def _request_once(self, method: str, path: str, arguments: dict[str, Any]) -> Any:
-        self._connect()
+        pool = self._connected()
         seconds = self._timeout_seconds * (LISTING_PATIENCE if method == "ls" else 1)
         stalled = f"no answer within {seconds:g} s"
         if self._filesystem.async_impl:
@@ -358,7 +360,7 @@ class Storage:
             except fsspec.FSTimeoutError as error:
                 raise TimeoutError(stalled) from error
         function = getattr(self._filesystem, method)
-        answer = in_thread(partial(function, path, **arguments))
+        answer = pool.submit(partial(function, path, **arguments))
         try:
             return answer.result(seconds)
         except FuturesTimeout as error:  # not the builtin one before Python 3.11
@@ -367,9 +369,8 @@ class Storage:
             raise TimeoutError(stalled) from error
 
     def _connect(self) -> None:
-        if self._process == os.getpid():  # a fork inherits no connections
-            return
         self._process = os.getpid()
+        self._pool = ThreadPool()
         try:
             self._filesystem, root = fsspec.core.url_to_fs(self._whole_url, **self._options)
         except (OSError, ImportError, ValueError):
@@ -379,6 +380,11 @@ class Storage:
             raise StorageFailed(f"{self.url}: no connection: {reason}") from None
         self._root = root.rstrip("/")
         self._start = f"{self._root}/" if root else ""  # of the names of files
+
+    def _connected(self) -> "ThreadPool":
+        if self._process != os.getpid():  # a fork inherits neither threads nor connections
+            self._connect()
+        return self._pool
 
 
 def _is_missing(error: Exception) -> bool:
@@ -404,18 +410,35 @@ def progress(total: int, report: ProgressCallback) -> Callable[[int], None]:
     return add
 
 
-def in_thread(job: Callable[[], Answer]) -> "Future[Answer]":
-    """Run a job in a daemon thread of its own: a stalled job delays neither others nor the exit.
+class ThreadPool:
+    """Daemon threads, as many as there are running jobs: a stalled job delays neither others nor the exit.
 
     ``concurrent.futures.ThreadPoolExecutor`` would queue jobs behind stalled ones, and join them at exit.
     """
-    future: Future[Answer] = Future()
 
-    def work() -> None:
-        try:
-            future.set_result(job())
-        except BaseException as error:
-            future.set_exception(error)
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
 
-    threading.Thread(target=work, name="datacache-storage", daemon=True).start()
-    return future
+    def submit(self, job: Callable[[], Answer]) -> "Future[Answer]":
+        """Start the job at once, in an idle thread or a new one."""
+        future: Future[Answer] = Future()
+        self._jobs.put((future, job))
+        if not self._idle.acquire(blocking=False):
+            threading.Thread(target=self._work, name="datacache-storage", daemon=True).start()
+        return future
+
+    def _work(self) -> None:
+        while True:
+            try:
+                future, job = self._jobs.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                if self._idle.acquire(blocking=False):
+                    return
+                continue  # a job that relies on this thread is being submitted
+            try:
+                future.set_result(job())
+            except BaseException as error:
+                future.set_exception(error)
+            del future, job  # they refer to the result
+            self._idle.release()
