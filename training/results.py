@@ -285,9 +285,8 @@ class EpochAccumulator:
 
     def as_tree(self) -> dict[str, Any]:
         """Return what is stored in a checkpoint: all but the times of single steps and of stages."""
-        tree = asdict(self) | {"seconds_before": self._total_seconds}
-        del tree["seconds"], tree["stages"]
-        return tree
+        tree = vars(self) | {"seconds_before": self._total_seconds, "sent": asdict(self.sent)}
+        return {name: value for name, value in tree.items() if name not in ("seconds", "stages")}
 
     @property
     def _total_seconds(self) -> float:

@@ -18,7 +18,7 @@ def report(given: Sequence[Path], output: Path | None) -> None:
         usage_error(f"report: expected at most {MOST_RUNS} runs, got {len(given)}")
     try:
         runs = [read(path, name) for path, name in zip(given, names(given), strict=True)]
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # a link to itself, of which there is no name
         usage_error(f"report: {error}")
     for run in runs:
         if named(run.config.get("task")) == "linear":

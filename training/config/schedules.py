@@ -101,7 +101,7 @@ class Schedule(Record, ABC):
     """The rate is for so many samples a step, and is scaled linearly with the global batch size."""
 
     def at(self, step: int, steps: int) -> float:
-        """Return the rate of a step; a schedule with ``epochs`` or ``per_batch`` is ``resolved`` before."""
+        """Return the rate of a step; one with ``epochs``, shares or ``per_batch`` is ``resolved`` before."""
         assert self.per_batch is None, "resolve the schedule first"
         assert 0 <= step < steps, f"step {step} of {steps}"
         return self._at(step, steps)

@@ -6,9 +6,8 @@ What each phase takes of steps, memory, bytes, seconds and money.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, groupby, pairwise, repeat
+from itertools import accumulate, groupby, pairwise
 from math import isfinite
-from operator import mul
 from typing import Any
 
 from commlib.errors import one_line
@@ -138,7 +137,9 @@ class Plan:
 def total(values: Sequence[float | None], counts: Sequence[int] | None = None) -> float | None:
     """Return the sum of values, each so many times; ``None`` where one is not known."""
     known = [value for value in values if value is not None]
-    return None if len(known) < len(values) else sum(map(mul, known, counts or repeat(1)))
+    if len(known) < len(values):
+        return None
+    return sum(value * count for value, count in zip(known, counts or [1] * len(known), strict=True))
 
 
 def make_plan(config: Config, site: Site, listing: Listing, weights: Weights) -> Plan:

@@ -58,8 +58,8 @@ def number(record: Record, *keys: str) -> float | None:
 
 def whole(record: Record, key: str) -> int | None:
     """Return the whole number from 0 on at a key, ``None`` where there is none."""
-    value = record.get(key)
-    return value if is_whole(value, 0) else None
+    value: Any = record.get(key)
+    return value if is_whole(value, 0) and value < 1 << 53 else None  # as float64 holds it
 
 
 def text(value: Any) -> str:
@@ -209,6 +209,7 @@ def read(path: Path, name: str) -> Run:
 
     Steps that were trained again after a resumption are there once.
     """
+    is_alive = holder_of(path) is not None  # before its files are read: it may end meanwhile
     try:
         with (path / METRICS).open("rb") as file:
             lines = [_record(line) for line in file if line.strip()]
@@ -226,7 +227,7 @@ def read(path: Path, name: str) -> Run:
         config=_config(path / CONFIG),
         summary=_masked(object_in(path / SUMMARY)) or last,
         hardware=text(_masked(object_in(path / DAWNBENCH)).get("hardware")),
-        is_alive=holder_of(path) is not None,
+        is_alive=is_alive,
     )
     _add_records(run, records)
     return run
