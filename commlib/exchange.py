@@ -65,8 +65,8 @@ class Exchange(Closing, ABC):
     def wait(self) -> tuple[Any, Report]:
         """Return the mean of the whole gradient, float32 of shape ``(size,)``, and the report of the step.
 
-        The mean is all NaN where the step is skipped (``report.finite`` is false). The caller may write to
-        it; its memory is used again when nobody refers to it.
+        The mean is all NaN where the step is skipped (``report.finite`` is false). Where it is
+        writeable the caller may write to it; its memory is used again when nobody refers to it.
         """
 
 

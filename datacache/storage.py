@@ -416,7 +416,8 @@ class ThreadPool:
     ``concurrent.futures.ThreadPoolExecutor`` would queue jobs behind stalled ones, and join them at exit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "datacache-storage") -> None:
+        self._name = name
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
 
@@ -425,7 +426,7 @@ class ThreadPool:
         future: Future[Answer] = Future()
         self._jobs.put((future, job))
         if not self._idle.acquire(blocking=False):
-            threading.Thread(target=self._work, name="datacache-storage", daemon=True).start()
+            threading.Thread(target=self._work, name=self._name, daemon=True).start()
         return future
 
     def _work(self) -> None:

@@ -160,8 +160,8 @@ class Parallel:
 
     def _plan_layout(self, items: list[Call]) -> None:
         """Gather the shapes and dtypes of all results from their owners, and place them in the exchange."""
-        own = {i: np.asarray(self._operation(*items[i])) for i in self._owned[self._comm.rank]}
-        forms = {i: (result.shape, result.dtype) for i, result in own.items()}
+        own = ((i, np.asarray(self._operation(*items[i]))) for i in self._owned[self._comm.rank])
+        forms = {i: (result.shape, result.dtype) for i, result in own}
         gathered = {i: each for part in self._comm.allgather_objects(forms) for i, each in part.items()}
         results = [_Result(*gathered[i]) for i in range(len(items))]
         for i, result in enumerate(results):  # after the exchange, so that all ranks raise

@@ -1,6 +1,7 @@
 """The same selections, sums and codecs on a GPU.
 
-Plans are made once for a size and own the memory of their calls; sums own no memory. All take CuPy arrays.
+Plans are made once for a size, and sums once for their vectors; both own the memory of their results. All
+take CuPy arrays.
 Nothing imports CuPy before the first plan or sum asks for :func:`current_engine`, which
 raises ``GpuUnavailable``.
 """

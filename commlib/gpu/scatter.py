@@ -23,7 +23,7 @@ class RankSum:
     An entry's sum starts from 0 and its additions, in float32, come in the order of the vectors: bitwise what
     ``commlib.vectors.sum_sparse`` returns for them on the CPU, in every run and on every device.
 
-    The vectors are not copied, and the caller owns the result.
+    The vectors are not copied. A result is valid until the next one of the same object.
     """
 
     def __init__(self, vectors: Sequence[SparseVector], *, engine: Engine | None = None) -> None:
@@ -31,15 +31,15 @@ class RankSum:
         self.engine = current_engine() if engine is None else engine
         self._source = Source("scatter", index_bits=8 * index_dtype(self.size).itemsize)
         self._buffers = Buffers(self.engine, f"sum of {len(vectors)} vectors of {self.size:,} entries")
-        # The kernels are given the addresses of the vectors: concatenating them would cost a copy.
+        self._alive = vectors  # the kernels are given their addresses: concatenating them would cost a copy
         words = [word for vector in vectors for word in self._words_of(vector)]
         table = self._buffers.put("table", np.array(words, np.uint64))
-        self._vectors = table, np.int32(len(vectors)), np.int64(self.size)
+        self._arguments = table, np.int32(len(vectors)), np.int64(self.size)
 
     def dense(self) -> SparseVector:
         """Return the sum with all its entries: one launch; the host does not wait."""
         sums = self._buffers.get("sums", self.size, np.float32)
-        self.engine.launch(self._source, "add_to_dense", -(-self.size // TILE), *self._vectors, sums)
+        self.engine.launch(self._source, "add_to_dense", -(-self.size // TILE), *self._arguments, sums)
         return SparseVector(self.size, None, sums)
 
     def sparse(self) -> SparseVector:
@@ -55,7 +55,7 @@ class RankSum:
         blocks = -(-tiles // per_block)
         ranges = self._buffers.get("ranges", 2 * blocks + 1, np.uint64)
         apart = self._entries("ranges", self.named)
-        given = *self._vectors, np.int64(per_block), *apart, ranges
+        given = *self._arguments, np.int64(per_block), *apart, ranges
         self.engine.launch(self._source, "add_to_ranges", blocks, *given)
         indices, values = self._entries("sums", min(self.named, self.size))
         self.engine.launch(self._source, "join_ranges", blocks, ranges, *apart, indices, values)

@@ -65,6 +65,8 @@ class RecordStore:
         *,
         note: Mapping[str, Any] | None = None,
     ) -> None:
+        if len(ids) != len(sizes):
+            raise ValueError(f"sizes: expected one for each of {len(ids)} ids, got {len(sizes)}")
         if np.any(ids[1:] <= ids[:-1]):
             raise ValueError("ids: expected to be sorted and different, got others")
         self._ids, self.seed = ids, seed_of(fingerprint)

@@ -35,6 +35,8 @@ def pack(key: int, payload: bytes | memoryview, shape: tuple[int, ...] = (), *, 
     ``shape`` is stored with it, at most four sizes below 2³²; ``()`` if the payload is not an array.
     ``seed``: that of the store (see :func:`seed_of`).
     """
+    if len(shape) > MOST_DIMENSIONS:
+        raise ValueError(f"shape: expected at most {MOST_DIMENSIONS} dimensions, got {shape}")
     size = payload.nbytes if isinstance(payload, memoryview) else len(payload)
     padded = shape + (0,) * (MOST_DIMENSIONS - len(shape))
     head = _HEAD.pack(MAGIC, len(shape), key, size, *padded)

@@ -56,3 +56,8 @@ def test_a_record_of_another_length_is_caught() -> None:
     for wrong in (*(record[:length] for length in range(len(record))), record + b"x"):
         with pytest.raises(Damaged):
             unpack(5, memoryview(wrong))
+
+
+def test_five_dimensions_are_refused() -> None:
+    with pytest.raises(ValueError, match="at most 4 dimensions"):
+        pack(1, b"", (1, 1, 1, 1, 1))

@@ -200,7 +200,7 @@ class Checkpoints:
         self._keep, self._keep_best = (max(keep, 2), 2) if per_host else (keep, 1)
         hosts = comm.allgather_objects(comm.host if per_host else "")
         self._leader = hosts.index(hosts[comm.rank])  # the lowest of the ranks that share this rank's place
-        self._threads = ThreadPool()
+        self._threads = ThreadPool("checkpoint")
         self._writing: _Writing | None = None
         self._number: int | None = None  # of the newest checkpoint
 

@@ -112,8 +112,8 @@ class Output:
         for line in lines:
             self.said.append(line)
             if self.ending is None and self._group is not None and IS_ENDING.search(line):
-                by_itself = ENDS_WITHIN_SECONDS
-                self.ending = threading.Timer(by_itself, guard.end, (self._group, by_itself))
+                given = self._group, ENDS_WITHIN_SECONDS
+                self.ending = threading.Timer(ENDS_WITHIN_SECONDS, guard.end, given)
                 self.ending.daemon = True
                 self.ending.start()
             yield line

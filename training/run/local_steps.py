@@ -66,11 +66,11 @@ class FlatVariables:
         return values.reshape(-1)
 
 
-# Twenty variables are read and assigned in each round: Keras' own operations take four times as long.
-
-
 def tensorflows(variables: Sequence[Any]) -> list[tf.Variable]:
-    """Return variables of TensorFlow, or those behind variables of Keras."""
+    """Return variables of TensorFlow, or those behind variables of Keras.
+
+    Each round reads and assigns dozens of them: Keras' own operations take four times as long.
+    """
     return [each if isinstance(each, tf.Variable) else each.value for each in variables]
 
 
@@ -107,7 +107,8 @@ class LocalSteps(Exchange):
         self._optimizer = [optimizer.iterations, *chain.from_iterable(self._slots)]
         self._restored = tensorflows([*self._optimizer, *changed])
         self._before: list[Any] = []  # the values of ``_restored`` at the begin of the round
-        self._read = tf.function(lambda: [value_of(variable) for variable in self._restored], autograph=False)
+        read = tf.function(lambda: [value_of(variable) for variable in self._restored], autograph=False)
+        self._read = read.get_concrete_function()  # traced now, not in the first step
         self._gradient: Any = None  # of the step that is under way
         self.weights = FlatVariables(variables, self._arrays)
         velocity: Float32 | None = None if before is None else before.rounds.outer.velocity

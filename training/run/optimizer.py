@@ -169,7 +169,7 @@ class WeightUpdate(Part):
             return mean
         squares = sum_of_squares(mean) if self._plan is None else to_host(self._plan.squares(mean))[0]
         if (norm := float(squares**0.5)) > most:
-            is_ours = getattr(mean.flags, "writeable", True)  # a replica's own gradient is TensorFlow's
+            is_ours = getattr(mean.flags, "writeable", False)  # a replica's own gradient is TensorFlow's
             return np.multiply(mean, np.float32(most / norm), out=mean if is_ours else None)
         return mean
 
