@@ -415,7 +415,10 @@ class FakeCuPy(ModuleType):
         return self.asarray(value, dtype)
 
     def from_dlpack(self, capsule: Any) -> ndarray:
-        return ndarray(self, np.from_dlpack(Capsule(capsule)))
+        host = np.from_dlpack(Capsule(capsule))  # read-only, which an array of CuPy never is
+        memory = (ctypes.c_ubyte * host.nbytes).from_address(host.ctypes.data)
+        memory.owner = host
+        return ndarray(self, np.ndarray(host.shape, host.dtype, memory))
 
     def call(self, name: str, *args: Any, **options: Any) -> Any:
         """Call NumPy's function of this name on what the arrays hold."""
