@@ -8,6 +8,7 @@ it is equal on every machine and under every version of NumPy.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -54,6 +55,7 @@ def folded(key: np.uint64, part: np.uint64) -> np.uint64:
     return mixed(np.uint64(key) ^ mixed(np.uint64(part) + GOLDEN))
 
 
+@lru_cache(maxsize=128)  # one serves all batches of an epoch
 def key_of(*parts: int) -> np.uint64:
     """Return one key for several integers, in this order; only their low 64 bits count.
 

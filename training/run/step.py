@@ -129,4 +129,6 @@ class TrainingStep:
 
 def parts_of(batch: Batch, parts: int) -> list[tuple[Array, ...]]:
     """Return the arrays of each of ``parts`` equal parts of a batch."""
+    if parts == 1:
+        return [batch.arrays]
     return list(zip(*(np.split(array, parts) for array in batch.arrays), strict=True))
