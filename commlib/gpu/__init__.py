@@ -1,8 +1,7 @@
 """The same selections, sums and codecs on a GPU.
 
 Plans are made once for a size, and sums once for their vectors; both own the memory of their results. All
-take CuPy arrays.
-Nothing imports CuPy before the first plan or sum asks for :func:`current_engine`, which
+take CuPy arrays. Nothing imports CuPy before the first plan or sum asks for :func:`current_engine`, which
 raises ``GpuUnavailable``.
 """
 

@@ -49,9 +49,13 @@ SETTING = re.compile(
 ENTRIES = ("commlib/entries.py", "commlib/products.py", "commlib/vectors.py")
 REDUCED = (*ENTRIES, "commlib/reducers", "commlib/selection", "commlib/transport", "commlib/wire")
 STEP = (
-    *(*REDUCED, "commlib/exchange.py", "commlib/tensorflow"),
-    *(f"training/run/{name}.py" for name in ("backward", "data", "exchange", "model", "optimizer")),
-    *(f"training/run/{name}.py" for name in ("phases", "step", "trainer")),
+    *REDUCED,
+    "commlib/exchange.py",
+    "commlib/tensorflow",
+    *(
+        f"training/run/{name}.py"
+        for name in ("backward", "data", "exchange", "model", "optimizer", "phases", "step", "trainer")
+    ),
 )
 MEASURED = {
     "cache": ("datacache",),
