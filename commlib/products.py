@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 
 from commlib.arrays import Float32, compiled
+from commlib.entries import are_finite
 
 # Sums in any order, of values of any kind: for products that each rank makes of its own matrix.
 own_sums = partial(compiled, fastmath={"reassoc", "contract", "nsz"})
@@ -41,12 +42,15 @@ def add_and_multiply(
 
 def multiply_transposed(left: Float32, matrix: Float32) -> Float32:
     """Return ``leftᵀ·matrix``, of shapes ``(rows, r)`` and ``(rows, columns)``."""
-    rows, ranks = left.shape
-    padded = np.zeros((rows + -rows % 4, ranks + ranks % 2), np.float32)
-    padded[:rows, :ranks] = left
+    padded = _padded(left, 4, 2)
     product = np.zeros((padded.shape[1], matrix.shape[1]), np.float32)
     _add_products(padded, matrix, product)
-    return product[:ranks]
+    return product[: left.shape[1]]
+
+
+def _padded(factors: Float32, rows: int, columns: int) -> Float32:
+    """Return a matrix of multiples of ``rows`` and ``columns``; what is added is 0."""
+    return np.pad(factors, [(0, -factors.shape[0] % rows), (0, -factors.shape[1] % columns)])
 
 
 @own_sums
@@ -88,34 +92,42 @@ def multiply(left: Float32, right: Float32, out: Float32) -> None:
     The order of the sums does not depend on the processor, as a library's may: all ranks get the same bits.
     """
     for row in range(len(left)):
-        _multiply_row(left[row], right, out[row])
+        for column in range(right.shape[1]):
+            total = np.float32(0)
+            for each in range(len(right)):
+                total += left[row, each] * right[each, column]
+            out[row, column] = total
+
+
+def reconstruct(left: Float32, right: Float32, out: Float32, residual: Float32, share: float) -> bool:
+    """Subtract ``left·right`` from ``residual``, write ``share`` of it to ``out``; return if it is finite.
+
+    All ranks get the same bits, as from ``multiply``.
+    """
+    return bool(_reconstruct(_padded(left, 1, 4), _padded(right, 4, 1), out, residual, np.float32(share)))
 
 
 @compiled
-def reconstruct(left: Float32, right: Float32, out: Float32, residual: Float32, ranks: int) -> None:
-    """Write ``left·right``, a sum of ``ranks``, to ``out``, and subtract the mean from ``residual``."""
-    divisor = np.float32(ranks)
+def _reconstruct(left: Float32, right: Float32, out: Float32, residual: Float32, share: np.float32) -> bool:
+    """Add four products at a time, so that ``out`` is read and written less often."""
+    last, finite = len(right) - 4, True
     for row in range(len(left)):
-        total, rest = out[row], residual[row]
-        _multiply_row(left[row], right, total)
-        for column in range(len(total)):
-            rest[column] -= total[column] / divisor
-
-
-@compiled
-def _multiply_row(factors: Float32, right: Float32, out: Float32) -> None:
-    """Add up rows in order; four at a time, so that ``out`` is read and written less often."""
-    ranks, columns = right.shape
-    first = (ranks - 1) % 4 + 1
-    for column in range(columns):
-        out[column] = factors[0] * right[0, column]
-    for each in range(1, first):
-        for column in range(columns):
-            out[column] += factors[each] * right[each, column]
-    for each in range(first, ranks, 4):
-        a, b, c, d = factors[each], factors[each + 1], factors[each + 2], factors[each + 3]
-        for column in range(columns):
-            total = out[column] + a * right[each, column]
-            total += b * right[each + 1, column]
-            total += c * right[each + 2, column]
-            out[column] = total + d * right[each + 3, column]
+        product, rest = out[row], residual[row]
+        product[:] = 0
+        for first in range(0, last, 4):
+            a, b, c, d = left[row, first], left[row, first + 1], left[row, first + 2], left[row, first + 3]
+            for column in range(len(product)):
+                total = product[column] + a * right[first, column]
+                total += b * right[first + 1, column]
+                total += c * right[first + 2, column]
+                product[column] = total + d * right[first + 3, column]
+        a, b, c, d = left[row, last], left[row, last + 1], left[row, last + 2], left[row, last + 3]
+        for column in range(len(product)):
+            total = product[column] + a * right[last, column]
+            total += b * right[last + 1, column]
+            total += c * right[last + 2, column]
+            total += d * right[last + 3, column]
+            rest[column] -= total
+            product[column] = total * share
+        finite &= are_finite(product.view(np.uint32))
+    return finite

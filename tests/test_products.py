@@ -42,9 +42,24 @@ def test_a_sum_is_written_and_multiplied_in_rows_of_which_the_last_may_be_shorte
     assert_product(product, padded, right.T)
 
 
-def test_a_reconstruction_is_written_and_its_mean_subtracted():
-    left, right, residual = drawn(37, 5), drawn(5, 53), drawn(37, 53)
+@pytest.mark.parametrize("vectors", [1, 4, 5, 11])
+def test_a_reconstruction_is_written_and_subtracted(vectors):
+    left, right, residual = drawn(37, vectors), drawn(vectors, 53), drawn(37, 53)
     out, rest = np.empty_like(residual), residual.copy()
-    reconstruct(left, right, out, rest, 3)
+    assert reconstruct(left, right, out, rest, 1.0)
     assert_product(out, left, right)
-    assert rest.tobytes() == (residual - out / np.float32(3)).tobytes()
+    assert rest.tobytes() == (residual - out).tobytes()
+
+
+def test_a_share_of_a_reconstruction_is_written():
+    left, right, residual = drawn(37, 5), drawn(5, 53), drawn(37, 53)
+    whole, half, kept, rest = np.empty_like(residual), np.empty_like(residual), residual.copy(), residual
+    assert reconstruct(left, right, whole, kept, 1.0)
+    assert reconstruct(left, right, half, rest, 0.5)
+    assert half.tobytes() == (whole / 2).tobytes() and rest.tobytes() == kept.tobytes()
+
+
+def test_a_reconstruction_that_overflows_is_not_finite():
+    left, right = np.full((3, 2), 1e20, np.float32), np.full((2, 5), 1e20, np.float32)
+    left[:2] = 0
+    assert not reconstruct(left, right, np.empty((3, 5), np.float32), np.zeros((3, 5), np.float32), 1.0)

@@ -130,7 +130,7 @@ class ARCTopK(ResidualReducer):
 
         Squares are added up column by column: the same bits on processors of any kind.
         """
-        columns = sketch.reshape(-1, self.options.sketch).astype(np.float64).T
+        columns = np.ascontiguousarray(sketch.reshape(-1, self.options.sketch).T, np.float64)
         norms = columns[0] * columns[0]
         for column in columns[1:]:
             norms += column * column

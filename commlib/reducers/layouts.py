@@ -25,6 +25,7 @@ class Sender(Protocol):
     workspace: Workspace
     codec: Codec
     lossless: Codec
+    returns_mean: bool
 
     def measure(self, stage: str) -> AbstractContextManager[None]:
         """See ``Reducer.measure``."""
@@ -62,7 +63,7 @@ class Flat:
     ) -> Outcome:
         """Return the mean of the sum ``combined``, or none if finite parts add up to an infinity."""
         with reducer.measure("combine"):
-            if not combined.divide(reducer.topology.world.size):  # on all ranks: they hold the same sum
+            if not _to_mean(reducer, combined):  # on all ranks: they hold the same sum
                 return Outcome(None)
             written = buffer.scatter([(0, combined)])
         return Outcome(written, selected, combined.nnz)
@@ -120,10 +121,10 @@ class Shards(Flat):
         self, reducer: Sender, combined: SparseVector, selected: int, buffer: AnyMeanBuffer
     ) -> Outcome:
         """All-gather the selected entries of the shards inside the node."""
-        node, world = reducer.topology.node, reducer.topology.world
+        node = reducer.topology.node
         if node.size == 1:
             return super().spread(reducer, combined, selected, buffer)
-        if not combined.divide(world.size):  # on all owners of this shard: all nodes get the NaN
+        if not _to_mean(reducer, combined):  # on all owners of this shard: all nodes get the NaN
             combined = non_finite(self.length, reducer.arrays)
         message = reducer.encode(combined, codec=reducer.lossless)
         with reducer.measure("intra"):
@@ -134,3 +135,10 @@ class Shards(Flat):
                 return Outcome(None)
             mean = buffer.scatter(list(zip(self._lows, decoded, strict=True)))
         return Outcome(mean, selected, sum(each.nnz for each in decoded))
+
+
+def _to_mean(reducer: Sender, combined: SparseVector) -> bool:
+    """Make the mean of all ranks of a sum, in place, if it is not one yet; return whether it is finite."""
+    if reducer.returns_mean:
+        return not is_one_non_finite([combined])
+    return combined.divide(reducer.topology.world.size)

@@ -148,7 +148,7 @@ class PowerSGD(ResidualReducer):
     1. ``P = Σ M·Q``, all-reduced. Of each matrix one rank finds the small matrix ``T`` that makes the columns
        of ``P̂ = P·T`` orthonormal, and all ranks get it: they hold the same bits.
     2. ``Q = Σ Mᵀ·P̂``, all-reduced.
-    3. The sum is ``P̂·Qᵀ``; a rank keeps ``M − P̂·Qᵀ/P``.
+    3. The mean is ``P̂·Qᵀ`` of ``Q/P``; a rank keeps ``M − P̂·Qᵀ``.
 
     ``matrix_rank``, or for each matrix the rank whose factors have the share ``density`` of its entries.
     ``shapes``: of the variables; frameworks give them. Variables of one dimension, and small matrices, are
@@ -159,6 +159,7 @@ class PowerSGD(ResidualReducer):
     cost = Cost(_traffic, _seconds, _work, is_exact=False, applied=whole_size, most=whole_size)
     needs_entries = True
     approximates = True
+    returns_mean = True  # a rank needs it for its residual
     options: PowerSGDOptions
     state: PowerSGDState
 
@@ -214,7 +215,7 @@ class PowerSGD(ResidualReducer):
         summed = self.all_reduce(first)
         if not is_finite(summed):
             return non_finite(self.length, self.arrays), 0
-        dense = summed[plan.lefts[-1] :].copy()
+        dense = summed[plan.lefts[-1] :] / np.float32(self.topology.world.size)
         lefts = self._orthonormal(summed)
         with self.measure("select"):
             pairs = zip(lefts, plan.matrices, strict=True)
@@ -223,13 +224,13 @@ class PowerSGD(ResidualReducer):
             ]
         total = self.all_reduce(np.concatenate([np.empty(0, np.float32), *rights]))
         latest = total / np.float32(self.comm.size)
+        with self.measure("combine"):
+            mean = self._reconstruct(lefts, self._rights(latest), dense)
         for right, drawn in zip(self._rights(latest), self._rights(self._drawn), strict=True):
             is_lost = ~right.any(axis=1)
             right[is_lost] = drawn[is_lost]  # else a direction that was 0 once would stay so
         self.state = PowerSGDState(latest)
-        with self.measure("combine"):
-            result = self._reconstruct(lefts, total, dense)
-        return SparseVector.trusted(self.length, None, result), len(first) + len(total)
+        return mean, len(first) + len(total)
 
     def _matrix(self, vector: Float32, matrix: Matrix) -> Float32:
         return vector[matrix.entries].reshape(matrix.rows, matrix.columns)
@@ -263,15 +264,16 @@ class PowerSGD(ResidualReducer):
                     start += width**2
         return products
 
-    def _reconstruct(self, lefts: list[Float32], rights: Float32, dense: Float32) -> Float32:
-        """Return the sum ``P̂·Qᵀ`` of all ranks, and leave in the residual what is not in the mean."""
-        result, residual = self.part_of_mean(0, self.length), self._spare
-        result[self._dense], residual[self._dense] = dense, 0
-        for left, right, matrix in zip(lefts, self._rights(rights), self._plan.matrices, strict=True):
-            reconstruct(
-                left, right, self._matrix(result, matrix), self._matrix(residual, matrix), self.comm.size
-            )
-        return result
+    def _reconstruct(self, lefts: list[Float32], rights: list[Float32], dense: Float32) -> SparseVector:
+        """Return the mean of all ranks, and leave in the residual what is not in the mean of ``comm``'s."""
+        mean, residual = self.part_of_mean(0, self.length), self._spare
+        mean[self._dense], residual[self._dense] = dense, 0
+        share = self.comm.size / self.topology.world.size
+        are_finite = [
+            reconstruct(left, right, self._matrix(mean, each), self._matrix(residual, each), share)
+            for left, right, each in zip(lefts, rights, self._plan.matrices, strict=True)
+        ]
+        return SparseVector.trusted(self.length, None, mean) if all(are_finite) else non_finite(self.length)
 
 
 def _basis(left: Float32) -> Float32:

@@ -68,6 +68,7 @@ class ResidualReducer(Reducer):
     options: ResidualOptions
     state: Any = State()
     keeps_residual: bool = True
+    returns_mean: bool = False
 
     def __init__(
         self,
@@ -128,6 +129,7 @@ class ResidualReducer(Reducer):
     def _exchange(self, collected: Any) -> tuple[SparseVector, int]:
         """Return the sum of what the ranks of ``comm`` apply, and how many entries this rank selected.
 
+        With ``returns_mean``, the mean over all ranks of the world in its place, or ``non_finite``.
         ``collected``: this rank's vector of ``length`` entries. What is not applied of it and of the residual
         has to be in ``_spare``, the next residual if this step counts. Where some rank's vector is not
         finite, the sum on all of them has to hold a NaN, at any index. The caller overwrites its values.

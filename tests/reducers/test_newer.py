@@ -212,6 +212,17 @@ def test_powersgd_goes_on_after_a_gradient_of_zeros():
     np.testing.assert_allclose(means[1], np.mean([low_rank(rank, 1) for rank in range(2)], axis=0), atol=1e-4)
 
 
+def test_powersgd_skips_a_step_whose_mean_only_overflows_in_its_right_factors():
+    def column(rank, step):
+        gradient = np.zeros((100, 10), np.float32)
+        gradient[:, 1] = 1e37  # its norm on 4 ranks is 4e38; the left factors are 0.12 of the entries
+        return gradient.ravel()
+
+    means, residuals, _ = reduced("powersgd", column, matrix_rank=1, shapes=[(100, 10)])
+    assert np.isnan(means[0]).all()
+    assert not np.any(residuals)
+
+
 def test_frameworks_give_shapes_to_reducers_that_take_them():
     def body(comm):
         shapes = [[(20, 50)], [(10, 10), (7,)]]

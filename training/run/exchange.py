@@ -16,6 +16,7 @@ from training.config.config import Config
 from training.config.records import Phase
 from training.run.local_steps import LocalSteps
 from training.run.model import Model, OtherRun, Part, PartState
+from training.run.optimizer import WeightUpdate
 
 
 class PhaseExchange(Part):
@@ -46,10 +47,10 @@ class PhaseExchange(Part):
     def current(self) -> "LocalSteps | DistributedGradients":
         return self.gradients if self.local is None else self.local
 
-    def begin(self, phase: Phase, optimizer: Any) -> float | None:
+    def begin(self, phase: Phase, update: WeightUpdate) -> float | None:
         """Begin a phase; return the norm of the residual that its new reducer takes over, if it is new.
 
-        ``optimizer``: of the phase, whose state local steps restore. Collective.
+        ``update``: of the phase; local steps restore the state of its optimizer. Collective.
         """
         config, residual = self._config.reducer_config(phase), None
         if config != self.gradients.config:
@@ -61,10 +62,12 @@ class PhaseExchange(Part):
         if phase.local_steps is not None:
             changed = [*self._model.keras.non_trainable_weights, *self._model.task.carried]
             variables = self._model.variables
-            self.local = LocalSteps(phase, self.gradients, variables, optimizer, changed, before)
+            self.local = LocalSteps(
+                phase, self.gradients, variables, update.optimizer, changed, before, tests=not update.tests
+            )
         return residual
 
-    def settle(self, apply: Callable[[Float32], None]) -> Traffic:
+    def settle(self, apply: Callable[[Float32], object]) -> Traffic:
         """Apply the residual of the reducer; return the traffic of that. Collective, before ``begin``.
 
         For a change from differences of weights to gradients, or back: a residual is of one or the other. One

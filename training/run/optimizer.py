@@ -79,15 +79,25 @@ class WeightUpdate(Part):
             self._make(sharded=self._shards(phase))
             self._restore(before)
 
-    def apply(self, mean: Any, hyperparameters: StepHyperparameters, measure: Callable[[str], Any]) -> None:
-        """Update the weights by a mean gradient, changed if it may be; ``measure``: of a stopwatch."""
+    @property
+    def tests(self) -> bool:
+        """Whether ``apply`` finds out if a gradient is finite, since it clips its norm."""
+        return self._config.clip_norm is not None
+
+    def apply(self, mean: Any, hyperparameters: StepHyperparameters, measure: Callable[[str], Any]) -> bool:
+        """Update the weights by a mean gradient, changed if it may be; ``measure``: of a stopwatch.
+
+        Returns false, and changes nothing, for a gradient that it ``tests`` and that is not finite.
+        """
         with measure("norms"):
-            mean = self._clipped(mean)
+            if (mean := self._clipped(mean)) is None:
+                return False
             if self._squares is not None and not self.is_sharded:
                 self._norms.give(self._squares(mean))
         with measure("update"):
             self.set(hyperparameters)
             self._update(tensor_of(mean))
+        return True
 
     def set(self, hyperparameters: StepHyperparameters) -> None:
         self.optimizer.learning_rate.assign(hyperparameters.learning_rate)
@@ -164,11 +174,13 @@ class WeightUpdate(Part):
         self._update = update
 
     def _clipped(self, mean: Any) -> Any:
-        """Return the mean with a norm of ``clip_norm`` at most, identically on all ranks."""
+        """Return the mean with a norm of ``clip_norm`` at most, identically on all ranks, or none."""
         if (most := self._config.clip_norm) is None:
             return mean
         squares = sum_of_squares(mean) if self._plan is None else to_host(self._plan.squares(mean))[0]
-        if (norm := float(squares**0.5)) > most:
+        if not math.isfinite(norm := float(squares**0.5)):
+            return None
+        if norm > most:
             is_ours = getattr(mean.flags, "writeable", False)  # a replica's own gradient is TensorFlow's
             return np.multiply(mean, np.float32(most / norm), out=mean if is_ours else None)
         return mean

@@ -38,7 +38,7 @@ class TrainingStep:
     def begin(self, phase: Phase) -> float | None:
         """Begin a phase, as :meth:`PhaseExchange.begin` does; collective."""
         self.optimizer.begin(phase)
-        return self.exchange.begin(phase, self.optimizer.optimizer)
+        return self.exchange.begin(phase, self.optimizer)
 
     def settle(self, hyperparameters: StepHyperparameters) -> Traffic:
         """Apply the residual before a change to or from local steps; return the traffic; collective."""
@@ -70,10 +70,10 @@ class TrainingStep:
             if not backward.overlaps:
                 exchange.submit_inputs(inputs)
             mean, report = exchange.wait()
-        if report.finite:
-            self._apply(mean, hyperparameters)
-        else:
+        if not report.finite or not self._apply(mean, hyperparameters):
             backward.undo(before)
+            if local is not None:
+                local.rounds.failed = True
         if local is not None:
             local.pace.took(sum(vars(self.stopwatch.seconds).values()))
         return loss, self._ended(hyperparameters, report)
@@ -119,8 +119,8 @@ class TrainingStep:
             loss, inputs = loss / self._accumulate, gradients.divided(inputs, self._accumulate)
         return loss, inputs, before
 
-    def _apply(self, mean: Any, hyperparameters: StepHyperparameters) -> None:
-        self.optimizer.apply(mean, hyperparameters, self.stopwatch.measure)
+    def _apply(self, mean: Any, hyperparameters: StepHyperparameters) -> bool:
+        return self.optimizer.apply(mean, hyperparameters, self.stopwatch.measure)
 
     def record(self, recorder: Recorder | None) -> None:
         self.stopwatch.recorder = recorder
