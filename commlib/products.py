@@ -50,7 +50,10 @@ def multiply_transposed(left: Float32, matrix: Float32) -> Float32:
 
 def _padded(factors: Float32, rows: int, columns: int) -> Float32:
     """Return a matrix of multiples of ``rows`` and ``columns``; what is added is 0."""
-    return np.pad(factors, [(0, -factors.shape[0] % rows), (0, -factors.shape[1] % columns)])
+    (height, width) = factors.shape
+    padded = np.zeros((height + -height % rows, width + -width % columns), np.float32)
+    padded[:height, :width] = factors
+    return padded
 
 
 @own_sums
@@ -92,11 +95,11 @@ def multiply(left: Float32, right: Float32, out: Float32) -> None:
     The order of the sums does not depend on the processor, as a library's may: all ranks get the same bits.
     """
     for row in range(len(left)):
-        for column in range(right.shape[1]):
-            total = np.float32(0)
-            for each in range(len(right)):
-                total += left[row, each] * right[each, column]
-            out[row, column] = total
+        total = out[row]
+        total[:] = 0
+        for each in range(len(right)):
+            for column in range(len(total)):
+                total[column] += left[row, each] * right[each, column]
 
 
 def reconstruct(left: Float32, right: Float32, out: Float32, residual: Float32, share: float) -> bool:

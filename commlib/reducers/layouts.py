@@ -61,7 +61,7 @@ class Flat:
     def spread(
         self, reducer: Sender, combined: SparseVector, selected: int, buffer: AnyMeanBuffer
     ) -> Outcome:
-        """Return the mean of the sum ``combined``, or none if finite parts add up to an infinity."""
+        """Return the mean, which ``combined`` is or is the sum for, or none if it is not finite."""
         with reducer.measure("combine"):
             if not _to_mean(reducer, combined):  # on all ranks: they hold the same sum
                 return Outcome(None)

@@ -148,7 +148,7 @@ class PowerSGD(ResidualReducer):
     1. ``P = Σ M·Q``, all-reduced. Of each matrix one rank finds the small matrix ``T`` that makes the columns
        of ``P̂ = P·T`` orthonormal, and all ranks get it: they hold the same bits.
     2. ``Q = Σ Mᵀ·P̂``, all-reduced.
-    3. The mean is ``P̂·Qᵀ`` of ``Q/P``; a rank keeps ``M − P̂·Qᵀ``.
+    3. The mean is ``P̂·Qᵀ/P``; a rank keeps ``M − P̂·Qᵀ/P``.
 
     ``matrix_rank``, or for each matrix the rank whose factors have the share ``density`` of its entries.
     ``shapes``: of the variables; frameworks give them. Variables of one dimension, and small matrices, are
@@ -159,7 +159,7 @@ class PowerSGD(ResidualReducer):
     cost = Cost(_traffic, _seconds, _work, is_exact=False, applied=whole_size, most=whole_size)
     needs_entries = True
     approximates = True
-    returns_mean = True  # a rank needs it for its residual
+    returns_mean = True  # made in the pass that makes the residual
     options: PowerSGDOptions
     state: PowerSGDState
 
@@ -273,7 +273,9 @@ class PowerSGD(ResidualReducer):
             reconstruct(left, right, self._matrix(mean, each), self._matrix(residual, each), share)
             for left, right, each in zip(lefts, rights, self._plan.matrices, strict=True)
         ]
-        return SparseVector.trusted(self.length, None, mean) if all(are_finite) else non_finite(self.length)
+        if not all(are_finite):
+            return non_finite(self.length, self.arrays)
+        return SparseVector.trusted(self.length, None, mean)
 
 
 def _basis(left: Float32) -> Float32:

@@ -212,7 +212,7 @@ def test_powersgd_goes_on_after_a_gradient_of_zeros():
     np.testing.assert_allclose(means[1], np.mean([low_rank(rank, 1) for rank in range(2)], axis=0), atol=1e-4)
 
 
-def test_powersgd_skips_a_step_whose_mean_only_overflows_in_its_right_factors():
+def test_powersgd_skips_a_step_in_which_only_the_right_factors_overflow():
     def column(rank, step):
         gradient = np.zeros((100, 10), np.float32)
         gradient[:, 1] = 1e37  # its norm on 4 ranks is 4e38; the left factors are 0.12 of the entries

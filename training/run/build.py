@@ -92,7 +92,7 @@ def build(config: Config, topology: Topology, data: Data) -> Parts:
     check_reducers(config, topology)
     exchange = PhaseExchange(config, topology, model)
     optimizer = WeightUpdate(config, topology, model.variables, model.average)
-    exchange.begin(config.phases[0], optimizer)
+    exchange.begin(config.phases[0], optimizer.optimizer)
     step = TrainingStep(topology, model, exchange, optimizer, accumulate=config.accumulate)
     return Parts(config, topology, data, model, exchange, optimizer, step, choices)
 

@@ -16,7 +16,6 @@ from training.config.config import Config
 from training.config.records import Phase
 from training.run.local_steps import LocalSteps
 from training.run.model import Model, OtherRun, Part, PartState
-from training.run.optimizer import WeightUpdate
 
 
 class PhaseExchange(Part):
@@ -47,10 +46,10 @@ class PhaseExchange(Part):
     def current(self) -> "LocalSteps | DistributedGradients":
         return self.gradients if self.local is None else self.local
 
-    def begin(self, phase: Phase, update: WeightUpdate) -> float | None:
+    def begin(self, phase: Phase, optimizer: Any) -> float | None:
         """Begin a phase; return the norm of the residual that its new reducer takes over, if it is new.
 
-        ``update``: of the phase; local steps restore the state of its optimizer. Collective.
+        ``optimizer``: of the phase, whose state local steps restore. Collective.
         """
         config, residual = self._config.reducer_config(phase), None
         if config != self.gradients.config:
@@ -61,10 +60,9 @@ class PhaseExchange(Part):
             before.close()
         if phase.local_steps is not None:
             changed = [*self._model.keras.non_trainable_weights, *self._model.task.carried]
-            variables = self._model.variables
-            self.local = LocalSteps(
-                phase, self.gradients, variables, update.optimizer, changed, before, tests=not update.tests
-            )
+            variables, checks = self._model.variables, self._config.clip_norm is None
+            given = phase, self.gradients, variables, optimizer, changed, before
+            self.local = LocalSteps(*given, checks_finite=checks)
         return residual
 
     def settle(self, apply: Callable[[Float32], object]) -> Traffic:

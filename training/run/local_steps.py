@@ -86,7 +86,7 @@ class LocalSteps(Exchange):
     ``end_step`` exchanges the differences of weights through ``gradients``, where no bucket is of several
     fragments. A skipped round restores the state of ``optimizer``, and ``changed``: the variables that a
     forward pass changes. ``before``: the local steps of the phase before, whose outer velocity continues.
-    ``tests``: whether ``wait`` looks if the replica's gradient is finite; else who applies it does.
+    ``checks_finite``: whether ``wait`` looks if a gradient is; else the norm that is clipped tells.
 
     ``pace``: how far the replica is; a step counts as one, since all ranks' batches are of one size.
     """
@@ -102,11 +102,11 @@ class LocalSteps(Exchange):
         changed: Sequence[Any],
         before: "LocalSteps | None" = None,
         *,
-        tests: bool = True,
+        checks_finite: bool = True,
     ) -> None:
         topology = gradients.topology
         self._gradients, self._arrays = gradients, topology.world.arrays
-        self._tests, self._slots = tests, optimizer.slots
+        self._checks_finite, self._slots = checks_finite, optimizer.slots
         self._optimizer = [optimizer.iterations, *chain.from_iterable(self._slots)]
         self._restored = tensorflows([*self._optimizer, *changed])
         self._before: list[Any] = []  # the values of ``_restored`` at the begin of the round
@@ -166,11 +166,11 @@ class LocalSteps(Exchange):
     def wait(self) -> tuple[Float32, Report]:
         """Return the gradient of the replica, for reading only, and the report of its exchange.
 
-        A gradient that is found not to be finite fails the round. Collective in a node that is one replica.
+        One that is not finite fails the round, where that is checked. Collective in a node that is a replica.
         """
         (own, self._gradient), report = (self._gradient, None), NOTHING_EXCHANGED
         if self._node is None:
-            self.rounds.failed |= self._tests and not is_finite(own)
+            self.rounds.failed |= self._checks_finite and not is_finite(own)
         else:
             with self._guard():
                 own = self._node_reducer.reduce(own, out=self._mean)

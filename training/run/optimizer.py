@@ -79,15 +79,10 @@ class WeightUpdate(Part):
             self._make(sharded=self._shards(phase))
             self._restore(before)
 
-    @property
-    def tests(self) -> bool:
-        """Whether ``apply`` finds out if a gradient is finite, since it clips its norm."""
-        return self._config.clip_norm is not None
-
     def apply(self, mean: Any, hyperparameters: StepHyperparameters, measure: Callable[[str], Any]) -> bool:
         """Update the weights by a mean gradient, changed if it may be; ``measure``: of a stopwatch.
 
-        Returns false, and changes nothing, for a gradient that it ``tests`` and that is not finite.
+        Returns false, and changes nothing, for one whose norm it clips and that is not finite.
         """
         with measure("norms"):
             if (mean := self._clipped(mean)) is None:

@@ -38,7 +38,7 @@ class TrainingStep:
     def begin(self, phase: Phase) -> float | None:
         """Begin a phase, as :meth:`PhaseExchange.begin` does; collective."""
         self.optimizer.begin(phase)
-        return self.exchange.begin(phase, self.optimizer)
+        return self.exchange.begin(phase, self.optimizer.optimizer)
 
     def settle(self, hyperparameters: StepHyperparameters) -> Traffic:
         """Apply the residual before a change to or from local steps; return the traffic; collective."""
@@ -70,7 +70,9 @@ class TrainingStep:
             if not backward.overlaps:
                 exchange.submit_inputs(inputs)
             mean, report = exchange.wait()
-        if not report.finite or not self._apply(mean, hyperparameters):
+        if report.finite:
+            report = replace(report, finite=self._apply(mean, hyperparameters))
+        if not report.finite:
             backward.undo(before)
             if local is not None:
                 local.rounds.failed = True
