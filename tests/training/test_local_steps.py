@@ -103,14 +103,16 @@ def test_the_gradient_of_a_replica_is_clipped_and_no_exchange_begins_before_the_
     ("keys", "precision", "local", "clip_norm"),
     [
         (SAVED, "float16", "node", "null"),
+        (STREAMED, "float32", "node", "null"),
         (STREAMED, "float32", "rank", "null"),
         (STREAMED, "float32", "rank", "1.0"),  # the norm tells what is not finite
-        (STREAMED, "float32", "node", "1.0"),
         *more(
-            (EAGER, "float16", "node", "1.0"),
+            (EAGER, "float16", "node", "null"),
+            (SAVED, "float32", "node", "null"),
+            (SAVED, "float16", "rank", "null"),
             (EAGER, "float16", "rank", "null"),
             (SAVED, "float32", "rank", "null"),
-            (SAVED, "float16", "rank", "1.0"),
+            (EAGER, "float16", "rank", "1.0"),
         ),
     ],
 )
