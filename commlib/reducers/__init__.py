@@ -16,8 +16,9 @@ from commlib.reducers.layouts import Shards
 from commlib.reducers.oktopk import OkTopK
 from commlib.reducers.powersgd import PowerSGD
 from commlib.reducers.report import Outcome, Report, StageSeconds
-from commlib.reducers.residual import ResidualReducer, SelectingReducer, SparseOptions, State
+from commlib.reducers.residual import ResidualReducer, State
 from commlib.reducers.spardl import SparDL
+from commlib.reducers.sparse import SelectingReducer, SparseOptions
 from commlib.reducers.split import DSARSplit, SSARSplit
 from commlib.reducers.ssar_doubling import SSARDoubling
 from commlib.reducers.torus2d import Torus2D

@@ -2,7 +2,7 @@
 
 from commlib.cost import Cost, LinkSeconds, Step, by_link
 from commlib.reducers.messages import gather_messages
-from commlib.reducers.residual import SelectingReducer
+from commlib.reducers.sparse import SelectingReducer
 from commlib.topology import LinkBytes
 from commlib.vectors import SparseVector
 from commlib.wire import Message

@@ -2,7 +2,7 @@
 
 from commlib.cost import Cost, LinkSeconds, Step, by_link, sparse_bytes
 from commlib.reducers.messages import receive_message
-from commlib.reducers.residual import SelectingReducer
+from commlib.reducers.sparse import SelectingReducer
 from commlib.topology import LinkBytes
 from commlib.vectors import SparseVector, non_finite
 from commlib.work import Work

@@ -9,7 +9,8 @@ import numpy.typing as npt
 from commlib.cost import Cost, LinkSeconds, Step, by_link, union
 from commlib.errors import InvalidArgument
 from commlib.reducers.messages import even_out, gather_entries, swap_in_buckets
-from commlib.reducers.residual import SelectingReducer, SparseOptions, State
+from commlib.reducers.residual import State
+from commlib.reducers.sparse import SelectingReducer, SparseOptions
 from commlib.selection import GivenSelector
 from commlib.topology import LinkBytes, Topology
 from commlib.transport.base import Integers

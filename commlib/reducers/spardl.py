@@ -26,7 +26,8 @@ from commlib.cost import (
 from commlib.entries import take_out, write_at
 from commlib.errors import InvalidArgument, NonFiniteInput
 from commlib.reducers.messages import exchange_packed, gather_doubling
-from commlib.reducers.residual import SparseOptions, SparseReducer, State
+from commlib.reducers.residual import State
+from commlib.reducers.sparse import SparseOptions, SparseReducer
 from commlib.selection import EVERYTHING
 from commlib.topology import LinkBytes, Topology
 from commlib.vectors import Float32, SparseVector, concatenate, non_finite, partition

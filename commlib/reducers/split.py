@@ -21,7 +21,7 @@ from commlib.cost import (
 from commlib.errors import InvalidArgument, look_up
 from commlib.network import EAGER_BYTES
 from commlib.reducers.messages import gather_messages, message_buffer, swap_messages
-from commlib.reducers.residual import SelectingReducer, SparseOptions
+from commlib.reducers.sparse import SelectingReducer, SparseOptions
 from commlib.topology import LinkBytes, Topology
 from commlib.vectors import VALUE_BYTES, SparseVector, concatenate, partition
 from commlib.wire import VALUE_CODECS, Codec, Message, ValueCodec

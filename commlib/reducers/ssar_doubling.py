@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from commlib.cost import Cost, Group, LinkSeconds, Step, by_link, sparse_bytes, sum_bytes, union
 from commlib.network import Link
 from commlib.reducers.messages import exchange_message, receive_message
-from commlib.reducers.residual import SelectingReducer
+from commlib.reducers.sparse import SelectingReducer
 from commlib.topology import LinkBytes
 from commlib.vectors import SparseVector
 from commlib.wire import Message

@@ -31,9 +31,11 @@ PIECE_BYTES = 1 << 30
 
 # Set where there are more ranks than cores: Open MPI then yields while it polls. It still polls all the time,
 # and the rank that it waits for computes at a fraction of the speed: better to sleep between polls. So does a
-# thread other than the main one, such as the thread of an exchange with ``overlap``.
+# thread other than the main one, such as the thread of an exchange with ``overlap``. Naps grow, as each takes
+# processor time; the first one is a part of the last one before, since a piece of a message takes about as
+# long as the piece before it.
 YIELDS = "OMPI_MCA_mpi_yield_when_idle"
-SHORTEST_NAP_SECONDS, LONGEST_NAP_SECONDS = 20e-6, 200e-6
+SHORTEST_NAP_SECONDS, LONGEST_NAP_SECONDS, NAP_GROWTH, FIRST_NAP = 20e-6, 2e-3, 1.25, 0.25
 
 EAGER_LIMIT = "OMPI_MCA_btl_tcp_eager_limit"
 
@@ -95,6 +97,7 @@ class MPICommunicator(Communicator):
         world = MPI.COMM_WORLD.Get_group()
         self._world_ranks = list(comm.Get_group().Translate_ranks(None, world))
         self._watchdogs: list[Watchdog] = []
+        self._last_nap = 0.0
 
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.size}"
@@ -163,11 +166,12 @@ class MPICommunicator(Communicator):
             if not self.shares_cores and threading.current_thread() is threading.main_thread():
                 wait()
                 return
-            seconds = SHORTEST_NAP_SECONDS
+            seconds = max(SHORTEST_NAP_SECONDS, FIRST_NAP * self._last_nap)
             time.sleep(seconds)
             while not test():
-                seconds = min(2 * seconds, LONGEST_NAP_SECONDS)
+                seconds = min(NAP_GROWTH * seconds, LONGEST_NAP_SECONDS)
                 time.sleep(seconds)
+            self._last_nap = seconds
 
     def _wait_for_all(self, request: "MPI.Request") -> None:
         try:
