@@ -82,7 +82,7 @@ def expect_module(name: str, array: Any, arrays: ModuleType) -> None:
 
 Allocate = Callable[[str, int, Any], npt.NDArray[Any]]  # of (name, length, dtype), as Workspace.get
 
-ALIGNMENT_BYTES = 64  # TensorFlow uses an array at such an address without a copy
+ALIGNMENT_BYTES = 64  # TensorFlow and JAX use an array at such an address without a copy
 ROW_MULTIPLE = 4  # entries: rows of such lengths all begin where a GPU loads four entries at once
 
 

@@ -19,12 +19,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from commlib.arrays import ALIGNMENT_BYTES
 from commlib.errors import InvalidArgument
 from commlib.exchange import BucketExchange, check_config, check_variables
 from commlib.reducers import Report
 from commlib.topology import Topology
 from commlib.trace import Recorder
 from commlib.transport.base import Closing
+from commlib.vectors import VALUE_BYTES
 
 __all__ = ["DistributedGradients", "broadcast"]
 
@@ -52,9 +54,15 @@ class DistributedGradients(Closing):
             if dtype.name not in DTYPES:
                 raise InvalidArgument(f"tree{name}: expected float32, float16 or bfloat16, got {dtype.name}")
         check_variables(topology.world, names, [shape for shape, _ in self._kinds])
-        ends = list(accumulate(int(np.prod(shape)) for shape, _ in self._kinds))
-        self._places = [slice(low, high) for low, high in zip([0, *ends], ends, strict=False)]
-        shapes = [shape for shape, _ in self._kinds]
+        sizes = [int(np.prod(shape)) for shape, _ in self._kinds]
+        # JAX takes a mean at an aligned address without a copy: leaves that would misalign others come last.
+        self._order = sorted(
+            range(len(sizes)), key=lambda leaf: sizes[leaf] * VALUE_BYTES % ALIGNMENT_BYTES > 0
+        )
+        ends = list(accumulate(sizes[leaf] for leaf in self._order))
+        places = {leaf: slice(end - sizes[leaf], end) for leaf, end in zip(self._order, ends, strict=True)}
+        self._places = [places[leaf] for leaf in range(len(sizes))]
+        shapes = [self._kinds[leaf][0] for leaf in self._order]
         self.exchange = BucketExchange(topology, ends[-1:], self.config, shapes=[shapes])
         self.report: Report | None = None
         self._gradient = np.empty(self.exchange.size, np.float32)
@@ -89,7 +97,7 @@ class DistributedGradients(Closing):
                 f"gradients: expected a tree like {self._structure} of {_text(self._kinds)}, "
                 f"got {structure} of {_text(kinds)}"
             )
-        parts = [np.asarray(leaf).reshape(-1) for leaf in leaves]
+        parts = [np.asarray(leaves[leaf]).reshape(-1) for leaf in self._order]
         if len(parts) == 1 and parts[0].dtype == np.float32:
             gradient = parts[0]  # the memory of JAX
         else:

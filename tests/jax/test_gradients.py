@@ -90,6 +90,30 @@ def test_dense_ranks_train_as_one_rank_on_the_whole_batch():
         np.testing.assert_allclose(ours, alone, rtol=1e-5, atol=1e-6)
 
 
+def test_means_lie_beside_each_other_without_a_copy_whatever_lies_between_their_leaves():
+    shapes = {"a": (3,), "b": (4, 16), "c": (5,), "d": (32,)}
+    given = [
+        {
+            name: np.random.default_rng(rank).normal(size=shape).astype(np.float32)
+            for name, shape in shapes.items()
+        }
+        for rank in range(RANKS)
+    ]
+
+    def of_rank(comm):
+        with DistributedGradients(given[0], Topology(comm), SPARSE) as gradients:
+            mean = gradients.reduce(given[comm.rank])
+            apart = mean["d"].unsafe_buffer_pointer() - mean["b"].unsafe_buffer_pointer()
+            return mean, gradients.residual, apart
+
+    ranks = simulated.run(of_rank, RANKS)
+    assert [apart for *_, apart in ranks] == [mean["b"].nbytes for mean, *_ in ranks]
+    for name in shapes:
+        kept = sum(residual[name] for _, residual, _ in ranks)
+        total = np.sum([each[name] for each in given], axis=0, dtype=np.float64)
+        np.testing.assert_allclose(RANKS * np.asarray(ranks[0][0][name]) + kept, total, atol=1e-5)
+
+
 def test_what_is_not_applied_is_held_back():
     def body(gradients, rank):
         given = [flat(random_tree((rank, step))) for step in range(4)]
