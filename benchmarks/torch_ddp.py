@@ -57,6 +57,7 @@ def subjects(topology: commlib.Topology) -> dict[str, Callable[[Any], Distribute
         "hitopk": {"name": "hitopk", "density": 0.01},
         "hitopk, gap+fp16": {"name": "hitopk", "density": 0.01, "wire": "gap+fp16"},
         "oktopk": {"name": "oktopk", "density": 0.01},
+        "exdyna": {"name": "exdyna", "density": 0.01},
         "arctopk": {"name": "arctopk", "density": 0.01},
         "powersgd": {"name": "powersgd", "matrix_rank": 4},
     }
