@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -187,6 +188,18 @@ def test_two_threads_in_one_communicator_are_refused_with_what_to_do(monkeypatch
         request.is_over.set()
         thread.join()
     comm.barrier()  # and so may this one, now
+
+
+def test_naps_grow_and_a_wait_begins_with_a_quarter_of_the_last_nap(monkeypatch):
+    naps = []
+    monkeypatch.setenv(mpi.YIELDS, "1")
+    monkeypatch.setattr(mpi, "time", SimpleNamespace(sleep=naps.append))
+    with mpi.world() as comm:
+        for tests in (25, 4):
+            over = iter([False] * tests + [True])
+            comm.wait_for(SimpleNamespace(Test=lambda status, over=over: next(over)))
+    grown = [min(20e-6 * 1.25**nap, 2e-3) for nap in range(25)]
+    assert naps == pytest.approx([*grown, *(0.5e-3 * 1.25**nap for nap in range(4))])
 
 
 @pytest.mark.launch
