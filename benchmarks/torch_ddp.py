@@ -8,9 +8,9 @@ r"""PyTorch's DistributedDataParallel with our hook, and with its own hooks over
 
 A network of ten million weights learns scikit-learn's digits. Every subject begins with the same weights and
 sees the same batches. They take steps in turns; a step takes as long as on its slowest rank. Rank 0 prints a
-JSON object each, with its ``ratio`` to the first: DDP over Gloo as it comes, if none is left out. PowerSGD
-has a single bucket: with several, its callbacks wait for each other in Gloo's two threads, for ever. The
-models of all subjects are in memory at once, and nothing is printed before the last step; ``--subject``
+JSON object each, with its ``ratio`` to the first: DDP over Gloo as it comes, if none is left out. PyTorch's
+PowerSGD has a single bucket: with several, its callbacks wait for each other in Gloo's two threads, for ever.
+The models of all subjects are in memory at once, and nothing is printed before the last step; ``--subject``
 leaves others out.
 
 ``--network wide``: nine tenths of the weights in one layer, whose gradient comes last but one. ``deep``: in

@@ -57,7 +57,8 @@ class DistributedGradients(Closing):
         sizes = [int(np.prod(shape)) for shape, _ in self._kinds]
         # JAX takes a mean at an aligned address without a copy: leaves that would misalign others come last.
         self._order = sorted(
-            range(len(sizes)), key=lambda leaf: sizes[leaf] * VALUE_BYTES % ALIGNMENT_BYTES > 0
+            range(len(sizes)),
+            key=lambda leaf: (sizes[leaf] * VALUE_BYTES % ALIGNMENT_BYTES > 0, -sizes[leaf]),
         )
         ends = list(accumulate(sizes[leaf] for leaf in self._order))
         places = {leaf: slice(end - sizes[leaf], end) for leaf, end in zip(self._order, ends, strict=True)}

@@ -39,8 +39,8 @@ SHORTEST_NAP_SECONDS, LONGEST_NAP_SECONDS, NAP_GROWTH, FIRST_NAP = 20e-6, 2e-3, 
 
 EAGER_LIMIT = "OMPI_MCA_btl_tcp_eager_limit"
 
-# Of a thread that exchanges while others compute. It wakes up thousands of times a step, for microseconds;
-# without precedence it would wait for the core each time, for longer than it naps.
+# Of a thread that exchanges while others compute. It wakes up hundreds of times a step, for microseconds;
+# without precedence it would wait for the core each time.
 EXCHANGE_NICENESS = -10
 
 # Set by launchers: how many ranks they started.

@@ -60,7 +60,7 @@ STEP = (
 MEASURED = {
     "cache": ("datacache",),
     "gpu_selection": (*ENTRIES, "commlib/gpu"),
-    "jax_exchange": (*REDUCED, "commlib/exchange.py", "commlib/jax.py"),
+    "jax_exchange": (*REDUCED, "commlib/arrays.py", "commlib/exchange.py", "commlib/jax.py"),
     "linear": (*REDUCED, "training/linear"),
     "pto": ("pto",),
     "race": STEP,
