@@ -92,13 +92,8 @@ def test_dense_ranks_train_as_one_rank_on_the_whole_batch():
 
 def test_means_lie_beside_each_other_without_a_copy_whatever_lies_between_their_leaves():
     shapes = {"a": (3,), "b": (4, 16), "c": (5,), "d": (32,)}
-    given = [
-        {
-            name: np.random.default_rng(rank).normal(size=shape).astype(np.float32)
-            for name, shape in shapes.items()
-        }
-        for rank in range(RANKS)
-    ]
+    drawn = [np.random.default_rng(rank) for rank in range(RANKS)]
+    given = [{name: np.float32(rng.normal(size=shape)) for name, shape in shapes.items()} for rng in drawn]
 
     def of_rank(comm):
         with DistributedGradients(given[0], Topology(comm), SPARSE) as gradients:

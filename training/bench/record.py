@@ -275,7 +275,8 @@ def version_of(name: str) -> str | None:
 
 def command() -> str:
     """Return the command line of this process, as a shell takes it."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    program = Path(sys.argv[0]).name.replace("__main__.py", "cloudtrain")  # of ``python -m training``
+    return shlex.join([program, *sys.argv[1:]])
 
 
 def report(
