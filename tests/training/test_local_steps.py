@@ -451,8 +451,9 @@ OUTER = {
     ],
 )
 def test_what_does_not_go_with_local_steps_is_refused_in_one_line(keys, words, expected):
-    with refused(expected, ConfigurationError):
+    with refused(expected, ConfigurationError) as caught:
         config_of(keys, words=words)
+    assert str(caught.value).startswith(f"{DIGITS}: {caught.value.key}: expected ")
 
 
 def test_an_overlap_that_has_nothing_to_overlap_is_warned_of():
