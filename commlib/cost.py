@@ -13,7 +13,7 @@ import numpy as np
 
 from commlib.density import entries
 from commlib.entries import ENTRIES_A_LINE
-from commlib.network import EAGER_BYTES, Link, Network
+from commlib.network import EAGER_BYTES, PIECES, Link, Network
 from commlib.selection import EVERYTHING, selector_class
 from commlib.topology import LinkBytes
 from commlib.vectors import VALUE_BYTES, delta, index_dtype, partition
@@ -57,6 +57,25 @@ def ring_traffic(nodes: Nodes, rank: int, size: int, value_bytes: int = VALUE_BY
     ring = [each for node in nodes for each in node]
     right = ring[(ring.index(rank) + 1) % len(ring)]
     return by_link(nodes, rank, {right: ring_bytes(size, len(ring), rank, right, value_bytes)})
+
+
+def allreduce_traffic(nodes: Nodes, rank: int, size: int) -> LinkBytes:
+    """Return what a rank sends where ``ResidualReducer.all_reduce`` adds up ``size`` values.
+
+    By doubling, all parts but its own to be added up, and all but one afterwards: as many bytes as in a ring.
+    """
+    if len(nodes) != sum(map(len, nodes)):
+        return ring_traffic(nodes, rank, size)
+    ranks = [each for (each,) in nodes]
+    lengths, place = partition_lengths(size, len(ranks)), ranks.index(rank)
+    passed = (
+        size
+        - lengths[place]
+        + sum(
+            lengths[(place + each) % len(ranks)] for _, count in doubling(len(ranks)) for each in range(count)
+        )
+    )
+    return LinkBytes(inter=VALUE_BYTES * passed)
 
 
 def other_messages_bytes(lengths: Sequence[int], rank: int, message_bytes: Callable[[int], int]) -> int:
@@ -168,13 +187,13 @@ class Group:
         senders = self.size - self.ranks if self.nodes > 1 else self.ranks - 1
         return self.slowest.seconds_at_once(senders, message_bytes) if senders else 0.0
 
-    def ring(self, message_bytes: float, rounds: int = 1, *, cut: bool = True) -> float:
+    def ring(self, message_bytes: float, rounds: int = 1, *, piece_bytes: int = EAGER_BYTES) -> float:
         """Return the seconds in which such a message of each goes round so often: ``(P − 1)·(α + b·β)``.
 
         Groups that share the cards take turns: one sends while the message of another is on its way. Where
         the slowest link has a ``gap``, a part of what goes round waits for it as often as it comes to a node,
-        and the messages before and after it are under way meanwhile; ``cut``: in pieces of ``EAGER_BYTES``,
-        so that a hop begins when the first piece of the one before has arrived.
+        and the messages before and after it are under way meanwhile. Long ones go in pieces, so that a hop
+        begins when the first piece of the one before has arrived.
         """
         hops, link = rounds * (self.size - 1), self.slowest
         if message_bytes == 0 or not hops:
@@ -185,10 +204,14 @@ class Group:
         if link.gap is not None and self.nodes > 1:
             slow, whole = min(hops, rounds * self.nodes), link.seconds_at_once(hops, shared)
         turn = link.seconds(message_bytes)
-        if link.gap is not None and cut:
-            turn = max(link.seconds(min(message_bytes, EAGER_BYTES)), message_bytes * link.beta)
+        if link.gap is not None:
+            turn = max(link.seconds(min(message_bytes, piece_bytes)), message_bytes * link.beta)
         in_turns = (slow - 1) * turn + link.seconds(shared)
         return max(in_turns + (hops - slow) * self.network.intra.seconds(message_bytes), whole)
+
+    def ring_of_messages(self, message_bytes: float) -> float:
+        """Return the seconds of ``ring`` for messages whose lengths only their senders know."""
+        return self.ring(message_bytes, piece_bytes=EAGER_BYTES // PIECES)
 
     def round(self, distance: int, message_bytes: float) -> float:
         """Return the seconds in which each sends to the rank ``distance`` beyond, through its node's card."""
@@ -327,6 +350,14 @@ class Step:
         """Return the seconds of a ring all-reduce of so many values among all ranks."""
         return self.world.ring(VALUE_BYTES * values / self.world.size, rounds=2)
 
+    def allreduce(self, values: float) -> float:
+        """Return the seconds of ``ResidualReducer.all_reduce`` of so many values."""
+        world = self.world
+        if world.ranks > 1:
+            return self.ring_allreduce(values)
+        part = VALUE_BYTES * values / world.size
+        return 2 * sum(world.round(distance, count * part) for distance, count in doubling(world.size))
+
     def rounding(self, k: float) -> Work:
         """Return the work to find and keep the rounding errors of ``k`` entries in a lossy codec."""
         return Work() if self.codec.lossless else Work(coded=k, place=2 * k)
@@ -406,7 +437,7 @@ class Cost:
     def _seconds_of_shards(self, step: Step) -> LinkSeconds:
         shard = step.of_shard(round(step.shard))
         intra, inter = self.seconds(shard)
-        gather = step.node.ring(sparse_bytes(round(self.applied(shard)), shard.size), cut=False)
+        gather = step.node.ring_of_messages(sparse_bytes(round(self.applied(shard)), shard.size))
         return step.scatter + intra + gather, inter
 
     def _work_of_shards(self, step: Step) -> Work:

@@ -206,18 +206,11 @@ def test_latency_of_the_wire_is_waited_for_once_in_an_exchange_and_at_each_hop_o
 
 
 @pytest.mark.parametrize("world_size, kibibytes", [(3, 700), (4, 1024), (8, 384)])
-@pytest.mark.parametrize("name", ["dense", "torus2d"])
+@pytest.mark.parametrize("name", ["dense", "torus2d", "dsar_split"])
 def test_long_arrays_go_round_a_ring_in_pieces(name, world_size, kibibytes, monkeypatch):
     monkeypatch.setattr(simulated.SimulatedCommunicator, "eager_bytes", EAGER_BYTES)
     network = Network(inter=Link(20e-3, 4e-8, gap=1e-4))
     check_seconds(name, world_size, 1, world_size * kibibytes * 256, network, rel=0.05)
-
-
-def test_messages_whose_lengths_nobody_knows_go_round_a_ring_as_a_whole():
-    link = Link(20e-3, 4e-8, gap=1e-4)
-    group = Group(4, 1, Network(inter=link))
-    assert group.ring(1 << 20, cut=False) == pytest.approx(3 * link.seconds(1 << 20))
-    assert group.ring(1 << 20) < 0.9 * group.ring(1 << 20, cut=False)
 
 
 def test_bytes_travel_while_ranks_wait_for_a_processor():

@@ -18,7 +18,7 @@ def _traffic(step: Step, rank: int) -> LinkBytes:
 
 def _seconds(step: Step) -> LinkSeconds:
     """``(P − 1)·(α + 2k·β)``; HiTopKComm's equation 3 and gTop-k's 6 have ``α·log P`` for the latency."""
-    return step.on_slowest_link(step.world.ring(step.message(step.k, step.size), cut=False))
+    return step.on_slowest_link(step.world.ring_of_messages(step.message(step.k, step.size)))
 
 
 def _work(step: Step) -> Work:
@@ -42,4 +42,4 @@ class AllGather(SelectingReducer):
 
     def _gather(self, message: Message) -> list[Message]:
         """Return the message of every rank of ``comm``."""
-        return gather_messages(self.comm, message, self.workspace)
+        return gather_messages(self.comm, message, self.workspace, meanwhile=self.clear_mean)

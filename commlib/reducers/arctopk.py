@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from commlib.cost import Cost, LinkSeconds, Step, ring_traffic
+from commlib.cost import Cost, LinkSeconds, Step, allreduce_traffic
 from commlib.density import entries
 from commlib.entries import take_out
 from commlib.errors import InvalidArgument
@@ -35,7 +35,7 @@ def _sent(step: Step) -> int:
 def _traffic(step: Step, rank: int) -> LinkBytes:
     """All-reduce ``r`` values a row, and the rows, of which the last may be shorter."""
     rows, sent = _rows(step)
-    return ring_traffic(step.nodes, rank, rows * step.options["sketch"]) + ring_traffic(
+    return allreduce_traffic(step.nodes, rank, rows * step.options["sketch"]) + allreduce_traffic(
         step.nodes, rank, sent
     )
 
@@ -43,9 +43,7 @@ def _traffic(step: Step, rank: int) -> LinkBytes:
 def _seconds(step: Step) -> LinkSeconds:
     """``4·(P − 1)·α + 2·(P − 1)/P·(d·r/m + k)·β`` for rows of ``m`` entries."""
     rows, sent = _rows(step)
-    return step.on_slowest_link(
-        step.ring_allreduce(rows * step.options["sketch"]) + step.ring_allreduce(sent)
-    )
+    return step.on_slowest_link(step.allreduce(rows * step.options["sketch"]) + step.allreduce(sent))
 
 
 def _work(step: Step) -> Work:

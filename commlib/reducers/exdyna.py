@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commlib.cost import Cost, LinkSeconds, Step, by_link, ring_traffic
+from commlib.cost import Cost, LinkSeconds, Step, allreduce_traffic, by_link
 from commlib.entries import INFINITY, take_out
 from commlib.errors import InvalidArgument
 from commlib.reducers.base import check_is_bool
@@ -47,7 +47,7 @@ def _traffic(step: Step, rank: int) -> LinkBytes:
     right = (rank + 1) % step.ranks
     entries = max(VALUE_BYTES * most, _codec(step.options["indices"]).message_bytes(most, step.size))
     gathered = by_link(step.nodes, rank, {right: entries + HEADER_BYTES * step.ranks})
-    return gathered + ring_traffic(step.nodes, rank, most)
+    return gathered + allreduce_traffic(step.nodes, rank, most)
 
 
 def _seconds(step: Step) -> LinkSeconds:
@@ -58,7 +58,7 @@ def _seconds(step: Step) -> LinkSeconds:
     usual = min(step.size, USUAL * step.k)
     partition = round(step.size / step.world.size)
     indices = _codec(step.options["indices"]).message_bytes(round(step.fullest(usual)), partition)
-    seconds = step.world.allgather_ints(2) + step.world.ring(indices, cut=False) + step.ring_allreduce(usual)
+    seconds = step.world.allgather_ints(2) + step.world.ring_of_messages(indices) + step.allreduce(usual)
     return step.after_comparison(seconds)
 
 

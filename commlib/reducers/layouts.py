@@ -39,10 +39,11 @@ class Sender(Protocol):
 class Flat:
     """The flat layout: every rank selects from its whole gradient, and all ranks combine their selections.
 
-    ``comm``: the ranks that combine, ``ring`` their order in rings; ``link``: the stage that their exchange
-    counts as. ``low``, ``length``: the range of entries that this rank selects from. ``of_node``: whether
-    what a rank selects is its whole node's. ``takes_entries``: whether ``collect`` takes a ``SparseVector``,
-    and returns it, also where a selector then picks some of its entries.
+    ``comm``: the ranks that combine, ``ring`` their order in rings, ``is_spread`` whether each is on a node
+    of its own; ``link``: the stage that their exchange counts as. ``low``, ``length``: the range of entries
+    that this rank selects from. ``of_node``: whether what a rank selects is its whole node's.
+    ``takes_entries``: whether ``collect`` takes a ``SparseVector``, and returns it, also where a selector
+    then picks some of its entries.
     """
 
     of_node: ClassVar[bool] = False
@@ -51,6 +52,7 @@ class Flat:
     def __init__(self, topology: Topology, size: int) -> None:
         self.comm = topology.world
         self.ring = Ring(self.comm, [rank for node in topology.nodes for rank in node])
+        self.is_spread = len(topology.nodes) == self.comm.size
         self.link = topology.slowest_link
         self.low, self.length = 0, size
 
@@ -84,7 +86,7 @@ class Shards(Flat):
     def __init__(self, topology: Topology, size: int) -> None:
         local_rank = topology.local_rank
         self.comm = topology.stream
-        self.ring = Ring(self.comm, range(self.comm.size))
+        self.ring, self.is_spread = Ring(self.comm, range(self.comm.size)), True
         self.link = "inter"
         self.bounds = topology.shard_bounds(size)
         self.low = int(self.bounds[local_rank])

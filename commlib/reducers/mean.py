@@ -29,6 +29,14 @@ class MeanBuffer:
         self._written = None
         return self.array
 
+    def clear(self) -> None:
+        """Set every entry to 0 now, so that the next ``scatter`` need not."""
+        if self._written is None:
+            self.array.fill(0)
+        else:
+            clear_at(self.array, self._places[: self._written])
+        self._written = 0
+
     def scatter(self, parts: Sequence[tuple[int, SparseVector]]) -> Float32:
         """Return the array with the entries of ``parts`` at their places, and 0 everywhere else.
 
@@ -114,6 +122,9 @@ class SparseMeanBuffer:
     def __init__(self, means: MeanBuffers) -> None:
         self._means = means
         self._taken: MeanBuffer | None = None
+
+    def clear(self) -> None:
+        """Do nothing: the mean is expected to be sparse."""
 
     def dense(self) -> Float32:
         """Return the whole array, as :meth:`MeanBuffer.dense`."""

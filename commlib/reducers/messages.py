@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from commlib.arrays import Array, Workspace, is_on_gpu, module_of
+from commlib.cost import doubling
 from commlib.transport.base import Communicator, Request, Ring
-from commlib.vectors import partition
+from commlib.vectors import Float32, partition
 from commlib.wire import Message
 
 WIDEST_BYTES = 8  # a GPU reads numbers only from addresses that are multiples of their size
@@ -23,19 +24,16 @@ def gather_messages(
     message: Message,
     workspace: Workspace,
     allocate: Callable[[int, int], Message] | None = None,
-    *,
-    uneven: bool = False,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> list[Message]:
     """Return the message of every rank of ``comm``.
 
     The message of rank ``r`` is in ``allocate(r, bytes)``, or in the workspace until the next exchange; this
-    rank's own message may be returned as it is. ``uneven``: one may be as long as all others together. Then
-    lengths are exchanged first, so that it goes round in pieces; as a whole, each hop would wait for it.
+    rank's own message may be returned as it is. ``meanwhile`` is called when the own one is on its way.
     """
     if not is_on_gpu(message):
         allocate = allocate or partial(message_buffer, workspace)
-        if not uneven:
-            return Ring(comm, range(comm.size)).allgather_messages(message, allocate)
+        return Ring(comm, range(comm.size)).allgather_messages(message, allocate, meanwhile)
     lengths = comm.allgather_ints([len(message)])[:, 0]
     if allocate is None:
         messages = _buffers_on_gpu(lengths, message, comm.rank)
@@ -212,3 +210,33 @@ def gather_doubling(
         received = exchange_packed(comm, held[:count], to, source, workspace, count)
         held += [each.copy() for each in received]
     return [held[(place - own) % len(ranks)] for place in range(len(ranks))]
+
+
+def all_reduce_doubling(comm: Communicator, vector: Float32, workspace: Workspace) -> Float32:
+    """Return the sum of a vector over the ranks of ``comm``, to the bit the same on all of them.
+
+    The rounds of Bruck's all-gather backwards, a reduce-scatter, then those of the all-gather: in each of
+    ``2·⌈log₂ P⌉`` rounds a rank sends to one other and receives from one other. The sum is in the workspace.
+    """
+    rank, bounds = comm.rank, partition(len(vector), comm.size)
+    held: Float32 = workspace.get("held", len(vector))  # the own part first, then that of the right neighbour
+    np.concatenate([vector[bounds[rank] :], vector[: bounds[rank]]], out=held)
+    ends = np.concatenate([[0], np.roll(np.diff(bounds), -rank).cumsum()])
+    rounds = list(doubling(comm.size))
+    for distance, count in reversed(rounds):
+        own = held[: ends[count]]
+        received = workspace.get("received", len(own))
+        _exchange(comm, held[ends[distance] : ends[distance + count]], received, distance)
+        own += received
+    for distance, count in rounds:
+        _exchange(comm, held[: ends[count]], held[ends[distance] : ends[distance + count]], -distance)
+    sums: Float32 = workspace.get("sums", len(vector))
+    return np.concatenate([held[len(held) - bounds[rank] :], held[: len(held) - bounds[rank]]], out=sums)
+
+
+def _exchange(comm: Communicator, outgoing: Array, incoming: Array, distance: int) -> None:
+    """Send to the rank ``distance`` to the right, and receive from the one as far to the left."""
+    source, to = ((comm.rank + each) % comm.size for each in (-distance, distance))
+    receipts = [comm.receive(piece, source) for piece in comm.pieces(incoming)]
+    for request in [*receipts, *(comm.send(piece, to) for piece in comm.pieces(outgoing))]:
+        request.wait()

@@ -18,10 +18,10 @@ from commlib.cost import (
     Cost,
     LinkSeconds,
     Step,
+    allreduce_traffic,
     by_link,
     doubling,
     doubling_bytes,
-    ring_traffic,
     whole_size,
 )
 from commlib.errors import InvalidArgument, shown
@@ -107,9 +107,9 @@ def _basis_bytes(plan: Plan, ranks: int, rank: int) -> int:
 def _traffic(step: Step, rank: int) -> LinkBytes:
     """All-reduce the left factors, and the right ones; ``r²`` values between for each matrix."""
     plan = _plan(step)
-    left = ring_traffic(step.nodes, rank, plan.lefts[-1] + plan.dense)
+    left = allreduce_traffic(step.nodes, rank, plan.lefts[-1] + plan.dense)
     bases = doubling_bytes(step.ranks, rank, partial(_basis_bytes, plan, step.ranks))
-    return left + by_link(step.nodes, rank, bases) + ring_traffic(step.nodes, rank, plan.rights[-1])
+    return left + by_link(step.nodes, rank, bases) + allreduce_traffic(step.nodes, rank, plan.rights[-1])
 
 
 def _seconds(step: Step) -> LinkSeconds:
@@ -117,7 +117,7 @@ def _seconds(step: Step) -> LinkSeconds:
     plan, ranks = _plan(step), step.world.size
     mean = LENGTH_BYTES + sum(_basis_bytes(plan, ranks, rank) for rank in range(ranks)) / ranks
     bases = sum(step.world.round(distance, count * mean) for distance, count in doubling(ranks))
-    rings = step.ring_allreduce(plan.lefts[-1] + plan.dense) + step.ring_allreduce(plan.rights[-1])
+    rings = step.allreduce(plan.lefts[-1] + plan.dense) + step.allreduce(plan.rights[-1])
     return step.after_comparison(rings + bases)
 
 

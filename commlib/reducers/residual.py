@@ -20,6 +20,7 @@ from commlib.kernels import kernels_of
 from commlib.reducers.base import Options, Reducer, check_is_bool
 from commlib.reducers.layouts import Flat, Shards
 from commlib.reducers.mean import AnyMeanBuffer
+from commlib.reducers.messages import all_reduce_doubling
 from commlib.reducers.report import Forgotten, Outcome
 from commlib.topology import Topology
 from commlib.vectors import Float32, SparseVector, partition
@@ -159,11 +160,14 @@ class ResidualReducer(Reducer):
     def all_reduce(self, vector: Float32) -> Float32:
         """Return the sum of a vector over the ranks of ``comm``, to the bit the same on all of them.
 
-        A ring of ``2·(P − 1)`` hops. The sum is in the workspace, until the next ``all_reduce``.
+        In ``2·⌈log₂ P⌉`` rounds; where ranks share a node and its card, round a ring in ``2·(P − 1)`` hops.
+        The sum is in the workspace, until the next ``all_reduce``.
         """
-        cuts = partition(len(vector), self.comm.size)[1:-1]
-        sums: Float32 = self.workspace.get("sums", len(vector))
         with self.measure(self.link):
+            if self.layout.is_spread:
+                return all_reduce_doubling(self.comm, vector, self.workspace)
+            cuts = partition(len(vector), self.comm.size)[1:-1]
+            sums: Float32 = self.workspace.get("sums", len(vector))
             self.layout.ring.allreduce(np.split(vector, cuts), np.split(sums, cuts), lambda total: None)
         return sums
 
@@ -187,6 +191,11 @@ class ResidualReducer(Reducer):
         low = self.layout.low + at
         assert self._buffer is not None, "a step is under way"
         return self._buffer.dense()[low : low + size]
+
+    def clear_mean(self) -> None:
+        """Clear the mean's memory, in an algorithm that waits for messages."""
+        assert self._buffer is not None, "a step is under way"
+        self._buffer.clear()
 
     def drop(self, vector: SparseVector, at: int = 0) -> None:
         """Keep the entries of ``vector``, which begins at ``at`` of the own range, for a later step."""

@@ -14,12 +14,10 @@ from commlib.cost import (
     by_link,
     other_messages_bytes,
     partition_lengths,
-    sparse_bytes,
     union,
     whole_size,
 )
 from commlib.errors import InvalidArgument, look_up
-from commlib.network import EAGER_BYTES
 from commlib.reducers.messages import gather_messages, message_buffer, swap_messages
 from commlib.reducers.sparse import SelectingReducer, SparseOptions
 from commlib.topology import LinkBytes, Topology
@@ -51,22 +49,16 @@ def _sums_codec(step: Step) -> ValueCodec:
     return look_up(VALUE_CODECS, "codec", step.options["sums"])()
 
 
-def _longest_sum(ranks: int, k: int, size: int) -> int:
-    """Return the most bytes of the sum of a range: all entries may be in one."""
-    return sparse_bytes(min(ranks * k, -(-size // ranks)), size)
-
-
 def _ssar_seconds(step: Step) -> LinkSeconds:
     """Send the fullest range to its owner, then the sums; balanced it is SparCML's lower bound (5.3.2).
 
-    Long sums go round in pieces, as if ranges were balanced; their lengths are exchanged first.
+    Sums go round in pieces, as if ranges were balanced.
     """
     own, ranks = step.size / step.world.size, step.world.size
     fullest = step.message(step.fullest(step.k), own)
     split = max(step.world.exchange(step.message(step.k / ranks, own)), step.world.gather(fullest))
-    in_pieces = _longest_sum(ranks, step.k, step.size) > EAGER_BYTES
-    sums = step.world.ring(step.message(union(ranks, step.k, step.size) / ranks, own), cut=in_pieces)
-    return step.on_slowest_link(split + sums + in_pieces * step.world.allgather_ints(1))
+    sums = step.message(union(ranks, step.k, step.size) / ranks, own)
+    return step.on_slowest_link(split + step.world.ring_of_messages(sums))
 
 
 def _dsar_seconds(step: Step) -> LinkSeconds:
@@ -74,7 +66,7 @@ def _dsar_seconds(step: Step) -> LinkSeconds:
     ranks = step.world.size
     split = step.world.exchange(step.message(step.k / ranks, step.size / ranks))
     sums = _sums_codec(step).message_bytes(round(step.size / ranks))
-    return step.on_slowest_link(split + step.world.ring(sums, cut=False))
+    return step.on_slowest_link(split + step.world.ring_of_messages(sums))
 
 
 def _ssar_work(step: Step) -> Work:
@@ -108,7 +100,7 @@ class SplitReducer(SelectingReducer):
             low, high = self._ranges[comm.rank]
             return self.sum_sparse([self.codec.decode(message, high - low) for message in received], at=low)
 
-    def _gather_ranges(self, message: Message, codec: Codec, *, uneven: bool = False) -> SparseVector:
+    def _gather_ranges(self, message: Message, codec: Codec) -> SparseVector:
         """Return the vector of which every rank sends its range.
 
         If one range is dense, the vector is dense, and plain float32 values arrive in their place in it.
@@ -122,7 +114,7 @@ class SplitReducer(SelectingReducer):
             return message_buffer(self.workspace, rank, length)
 
         with self.measure(self.link):
-            messages = gather_messages(self.comm, message, self.workspace, allocate, uneven=uneven)
+            messages = gather_messages(self.comm, message, self.workspace, allocate)
         with self.measure("combine"):
             pairs = zip(sizes, map(len, messages), strict=True)
             if not any(0 < codec.message_bytes(size, size) == length for size, length in pairs):
@@ -140,19 +132,10 @@ class SSARSplit(SplitReducer):
 
     cost = Cost(_ssar_traffic, _ssar_seconds, _ssar_work, is_exact=False)
 
-    def __init__(self, topology: Topology, size: int, **options: Any) -> None:
-        super().__init__(topology, size, **options)
-        self._is_uneven = self._may_be_long()
-
-    def _may_be_long(self) -> bool:
-        return _longest_sum(self.comm.size, self.k, self.length) > self.comm.eager_bytes
-
     def _combine(self, selected: SparseVector) -> SparseVector:
         own = self._add_up_own_range(selected)
         message = self.encode(own, at=self._ranges[self.comm.rank][0])
-        # By the density of the previous step, which all ranks have compared: else one would wait for others.
-        uneven, self._is_uneven = self._is_uneven, self._may_be_long()
-        return self._gather_ranges(message, self.codec, uneven=uneven)
+        return self._gather_ranges(message, self.codec)
 
 
 @dataclass(frozen=True)

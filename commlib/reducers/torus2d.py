@@ -59,7 +59,7 @@ def _seconds(step: Step) -> LinkSeconds:
     if codec.lossless:
         return inside, step.stream.ring(VALUE_BYTES * step.shard / step.world.nodes, rounds=2)
     part = codec.message_bytes(round(step.shard / step.world.nodes))
-    return inside, step.stream.exchange(part) + step.stream.ring(part, cut=False)
+    return inside, step.stream.exchange(part) + step.stream.ring_of_messages(part)
 
 
 def _work(step: Step) -> Work:

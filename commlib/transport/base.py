@@ -21,6 +21,7 @@ import numpy.typing as npt
 from commlib.arrays import ROW_MULTIPLE, Array, Workspace, is_on_gpu, module_of
 from commlib.errors import InvalidArgument, UseAfterClose
 from commlib.kernels import kernels_of
+from commlib.network import PIECES
 from commlib.transport.watchdog import Watchdog
 from commlib.vectors import Float32, Index
 
@@ -169,19 +170,60 @@ class Communicator(Closing, ABC):
         return self._receive(array, source)
 
     def send_message(self, message: Array, destination: int) -> Request:
-        """Start sending contiguous bytes to a rank that does not know how many come."""
+        """Start sending contiguous bytes to a rank that does not know how many come.
+
+        Long messages travel in pieces, to which no receiver has to consent. A first piece of their length
+        says that the length of the message comes next, and then its rest.
+        """
         assert message.flags.c_contiguous
-        self.sent_bytes[destination] += message.nbytes
-        return self._send_message(message, destination)
+        step = self._piece_bytes
+        is_cut = message.nbytes == step or message.nbytes >= 2 * step
+        first, rest = (message[:step], message[step:]) if is_cut else (message, message[:0])
+        self.sent_bytes[destination] += first.nbytes
+        requests = [self._send_message(first, destination)]
+        if is_cut:
+            requests.append(self.send_header(np.array([message.nbytes], np.int64), destination))
+        requests += [self.send(piece, destination) for piece in _cut(rest, step)]
+        return Requests(requests)
 
     def receive_message(self, source: int, allocate: Callable[[int], Array]) -> Array:
         """Wait for what ``source`` sent with ``send_message``; return it in the array ``allocate(bytes)``.
 
         Any length is taken: ranks that disagree on it can still find out that they do.
         """
-        message = self._receive_message(source, allocate)
-        self.received_bytes[source] += message.nbytes
-        return message
+        return self.relay_message(source, allocate, None)[0]
+
+    def relay_message(
+        self, source: int, allocate: Callable[[int], Array], destination: int | None
+    ) -> tuple[Array, Request]:
+        """Receive a message, and send on each piece when it arrives; return also the request of that."""
+        step, sent = self._piece_bytes, list[Request]()
+        first = self._receive_message(
+            source, lambda length: np.empty(length, np.uint8) if length == step else allocate(length)
+        )
+        self.received_bytes[source] += first.nbytes
+        if destination is not None:
+            self.sent_bytes[destination] += first.nbytes
+            sent.append(self._send_message(first, destination))
+        if first.nbytes != step:
+            return first, Requests(sent)
+        header = np.empty(1, np.int64)
+        self.receive_header(header, source).wait()
+        if destination is not None:
+            sent.append(self.send_header(header, destination))
+        message = allocate(int(header[0]))
+        message[:step] = first
+        pieces = _cut(message[step:], step)
+        for piece, receipt in zip(pieces, [self.receive(piece, source) for piece in pieces], strict=True):
+            receipt.wait()
+            if destination is not None:
+                sent.append(self.send(piece, destination))
+        return message, Requests(sent)
+
+    @property
+    def _piece_bytes(self) -> int:
+        """The bytes of a piece of a long message; on a GPU messages are not cut."""
+        return max(1, self.eager_bytes // PIECES) if self.arrays is np else sys.maxsize
 
     def _send_message(self, message: Array, destination: int) -> Request:
         """See ``send_message``. Transports whose receivers have to know lengths send a header ahead."""
@@ -203,6 +245,10 @@ class Communicator(Closing, ABC):
     def receive_header(self, header: Array, source: int) -> Request:
         """Start receiving what ``send_header`` sent."""
         return self._receive(header, source)
+
+    def pieces(self, array: Array) -> list[Array]:
+        """Cut an array into messages that are sent at once, so that a hop begins while the last one ends."""
+        return _cut(array, self.eager_bytes // array.dtype.itemsize)
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
@@ -315,6 +361,10 @@ class ForwardingCommunicator(Communicator):
         return self._inner.allgather_objects(value)
 
 
+def _cut(array: Array, length: int) -> list[Array]:
+    return [array[start : start + length] for start in range(0, len(array), length)]
+
+
 class Ring:
     """The ranks of ``comm`` in a ring, in the order ``order``.
 
@@ -341,20 +391,20 @@ class Ring:
         neighbour of rank ``r``, is summed in the order of the ring, and ends at ``r``, where ``finish``
         changes each piece of the sum before all get it. Pieces begin at ``first_entries``.
         """
-        own, *others = self._leftwards
+        (own, *others), pieces = self._leftwards, self._comm.pieces
         if not others:
             sums[own][...] = given[own]
             finish(sums[own])
             return
         # Nothing of others[0] is summed here, so that its sum can be received at any time.
         receipts = self._receipts([sums[part] for part in (*others[1:], own, others[0])])
-        sent = [self._send(piece) for piece in self._pieces(given[others[0]])]
+        sent = [self._send(piece) for piece in pieces(given[others[0]])]
         for part in others[1:]:
-            for total, addend in zip(self._pieces(sums[part]), self._pieces(given[part]), strict=True):
+            for total, addend in zip(pieces(sums[part]), pieces(given[part]), strict=True):
                 next(receipts).wait()
                 sent.append(self._send(add(total, addend, out=total)))
         finished = list[Request]()
-        for total, addend in zip(self._pieces(sums[own]), self._pieces(given[own]), strict=True):
+        for total, addend in zip(pieces(sums[own]), pieces(given[own]), strict=True):
             next(receipts).wait()
             finish(add(total, addend, out=total))
             finished.append(self._send(total))
@@ -367,7 +417,7 @@ class Ring:
         own, *others = self._leftwards
         if others:
             receipts = self._receipts([parts[rank] for rank in others])
-            sent = [self._send(piece) for piece in self._pieces(parts[own])]
+            sent = [self._send(piece) for piece in self._comm.pieces(parts[own])]
             self._forward(parts, receipts)
             Requests(sent).wait()
 
@@ -375,7 +425,7 @@ class Ring:
         """Receive the parts of the other ranks, and send on those that the right neighbour has not."""
         sent = list[Request]()
         for rank in self._leftwards[1:]:
-            for piece in self._pieces(parts[rank]):
+            for piece in self._comm.pieces(parts[rank]):
                 next(receipts).wait()
                 if rank != self._leftwards[-1]:
                     sent.append(self._send(piece))
@@ -386,22 +436,29 @@ class Ring:
         step = self._comm.eager_bytes // np.dtype(np.float32).itemsize
         return np.concatenate([np.arange(low, high, step) for low, high in pairwise(bounds.tolist())])
 
-    def allgather_messages(self, own: Array, allocate: Callable[[int, int], Array]) -> list[Array]:
+    def allgather_messages(
+        self,
+        own: Array,
+        allocate: Callable[[int, int], Array],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> list[Array]:
         """Return the ``own`` of every rank, in ``P − 1`` hops; a rank knows the length of its own only.
 
         ``allocate(rank, bytes)`` returns memory for the array of ``rank``; the own one is the same array.
+        ``meanwhile`` is called when that is on its way.
         """
-        messages, sent = {self._leftwards[0]: own}, list[Request]()
-        for outgoing, incoming in zip(self._leftwards[:-1], self._leftwards[1:], strict=True):
-            sent.append(self._comm.send_message(messages[outgoing], self._leftwards[-1]))
-            messages[incoming] = self._comm.receive_message(self._leftwards[1], partial(allocate, incoming))
+        comm, (rank, *others), right = self._comm, self._leftwards, self._leftwards[-1]
+        messages, sent = {rank: own}, list[Request]()
+        if others:
+            sent.append(comm.send_message(own, right))
+            meanwhile()
+        for each in others[:-1]:
+            messages[each], passed_on = comm.relay_message(others[0], partial(allocate, each), right)
+            sent.append(passed_on)
+        if others:
+            messages[right] = comm.receive_message(others[0], partial(allocate, right))
         Requests(sent).wait()
-        return [messages[rank] for rank in range(self._comm.size)]
-
-    def _pieces(self, array: Array) -> list[Array]:
-        """Cut an array into messages that are sent at once, so that a hop begins while the last one ends."""
-        step = self._comm.eager_bytes // array.dtype.itemsize
-        return [array[start : start + step] for start in range(0, len(array), step)]
+        return [messages[rank] for rank in range(comm.size)]
 
     def _send(self, array: Array) -> Request:
         """Start sending to the right neighbour.
@@ -417,5 +474,5 @@ class Ring:
         posted together wait for each other, each is posted when it is taken.
         """
         left = self._leftwards[1]
-        receipts = (self._comm.receive(piece, left) for array in arrays for piece in self._pieces(array))
+        receipts = (self._comm.receive(piece, left) for array in arrays for piece in self._comm.pieces(array))
         return receipts if any(map(is_on_gpu, arrays)) else iter(list(receipts))

@@ -203,25 +203,9 @@ class MPICommunicator(Communicator):
         return _MPIReceipt(self, requests, pieces, source)
 
     def _send_message(self, message: Array, destination: int) -> Request:
-        # The last piece is shorter than a whole one, or empty: so the receiver knows that it is the last.
-        pieces = [*_pieces(message)]
-        if message.nbytes % PIECE_BYTES == 0:
-            pieces.append(np.empty(0, np.uint8))
-        return _MPISent(self, [self._comm.Isend(piece, destination) for piece in pieces], destination)
+        return _MPISent(self, [self._comm.Isend(message, destination)], destination)
 
     def _receive_message(self, source: int, allocate: Callable[[int], Array]) -> Array:
-        def room_for_piece(length: int) -> Array:
-            return allocate(length) if length < PIECE_BYTES and not pieces else np.empty(length, np.uint8)
-
-        pieces: list[Array] = []
-        while not pieces or pieces[-1].nbytes == PIECE_BYTES:
-            pieces.append(self._receive_piece(source, room_for_piece))
-        if len(pieces) == 1:
-            return pieces[0]
-        return np.concatenate(pieces, out=allocate(sum(map(len, pieces))))
-
-    def _receive_piece(self, source: int, allocate: Callable[[int], Array]) -> Array:
-        """Return the next piece from ``source`` in ``allocate(bytes)``; a matched message has a length."""
         status, found = self.mpi.Status(), list["MPI.Message"]()
 
         def probe() -> bool:
@@ -237,11 +221,11 @@ class MPICommunicator(Communicator):
         try:
             if not probe():
                 self._wait_until(probe, wait, source)
-            piece = allocate(status.count)
-            self.wait_for(found[0].Irecv(piece), source)
+            message = allocate(status.count)  # a matched message has a length
+            self.wait_for(found[0].Irecv(message), source)
         except self.mpi.Exception as error:
             raise PeerFailed(f"{self}, receiving from rank {source}: {error}") from error
-        return piece
+        return message
 
 
 def _pieces(array: Array) -> list[Array]:

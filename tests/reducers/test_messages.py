@@ -4,10 +4,35 @@ import numpy as np
 import pytest
 
 from commlib import REDUCERS, Network, Topology, make_reducer
-from commlib.cost import Step
+from commlib.arrays import Workspace
+from commlib.cost import Step, allreduce_traffic
+from commlib.network import Link
 from commlib.reducers import reducer_options
-from commlib.reducers.messages import even_out
+from commlib.reducers.messages import all_reduce_doubling, even_out
 from commlib.transport import simulated
+
+
+@pytest.mark.parametrize("count, size", [(1, 5), (2, 5), (3, 1001), (4, 3), (5, 9_999), (7, 4_003), (8, 800)])
+def test_an_all_reduce_by_doubling_takes_the_rounds_and_the_bytes_of_its_closed_form(count, size):
+    drawn = np.random.default_rng([count, size]).standard_normal((count, size)).astype(np.float32)
+    drawn[:, ::2] = np.round(100 * drawn[:, ::2])  # which add up without rounding
+    network = Network(inter=Link(alpha=1e-3, beta=0, gap=1e-9))
+
+    def body(comm):
+        own = drawn[comm.rank].copy()
+        total = all_reduce_doubling(comm, own, Workspace()).copy()
+        np.testing.assert_array_equal(own, drawn[comm.rank])
+        return total, comm.sent_bytes.sum(), comm.now()
+
+    reduced = simulated.run(body, count, 1, network)
+    expected = drawn.sum(axis=0, dtype=np.float64)
+    for rank, (total, sent, seconds) in enumerate(reduced):
+        assert total.tobytes() == reduced[0][0].tobytes()
+        np.testing.assert_allclose(total, expected, atol=1e-5)
+        np.testing.assert_array_equal(total[::2], expected[::2])
+        assert sent == allreduce_traffic([[each] for each in range(count)], rank, size).inter
+        if size > count:
+            assert seconds == pytest.approx(2e-3 * (count - 1).bit_length(), rel=1e-3)
 
 
 @pytest.mark.parametrize("counts", [[7, 0, 13, 1, 2], [0, 0, 0, 5], [1, 1, 40], [4, 4], [3]])

@@ -350,7 +350,12 @@ def test_infinities_of_both_signs_that_meet_in_a_sum_void_the_step_and_leave_no_
     # 3e38 alone is finite, and so is its difference from another. With four ranks or eight, whatever the
     # algorithm adds first has one sign; with six, ssar_doubling folds ranks of both signs together. spardl
     # begins with ranks half the world apart.
-    assert not seen[0][0] or ranks.size not in (4, 8) or clips(options) or name == "spardl"
+    assert (
+        not seen[0][0]
+        or ranks.size not in (4, 8)
+        or clips(options)
+        or name in ("spardl", "exdyna", "arctopk")
+    )
     assert all(clean and finite_after for _, clean, finite_after in seen)
 
 

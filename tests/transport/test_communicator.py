@@ -102,15 +102,24 @@ def pass_on(comm, lengths):
     return arrived, asked
 
 
-@pytest.mark.parametrize("piece_bytes", [mpi.PIECE_BYTES, 1, 4, 5])
-def test_a_message_is_received_by_ranks_that_do_not_know_its_length(ranks, piece_bytes, monkeypatch):
-    monkeypatch.setattr(mpi, "PIECE_BYTES", piece_bytes)
+@pytest.mark.parametrize("eager_bytes", [None, 1, 16, 20])
+def test_a_message_is_received_by_ranks_that_do_not_know_its_length(ranks, eager_bytes):
+    """Whole, and in pieces of 1, 4 and 5 bytes."""
     lengths = [[3 + rank, 0, 20, 4 * rank] for rank in range(ranks.size)]
-    for rank, (arrived, asked) in enumerate(ranks.run(lambda comm: pass_on(comm, lengths))):
+    everyone = ranks.run(lambda comm: with_eager_bytes(comm, eager_bytes, lambda: pass_on(comm, lengths)))
+    for rank, (arrived, asked) in enumerate(everyone):
         left = (rank - 1) % ranks.size
         assert asked == [len(each) for each in arrived] == lengths[left]
         for each in arrived:
             np.testing.assert_array_equal(each, message(left, rank, np.uint8, len(each)))
+
+
+def with_eager_bytes(comm, eager_bytes, body):
+    before, comm.eager_bytes = comm.eager_bytes, eager_bytes or comm.eager_bytes
+    try:
+        return body()
+    finally:
+        comm.eager_bytes = before
 
 
 def test_a_message_counts_with_the_bytes_that_it_has(ranks):
