@@ -152,14 +152,21 @@ def test_messages_of_known_and_unknown_length_stay_in_order(ranks):
     assert ranks.run(body) == [[1, 2, 3]] * ranks.size
 
 
-def test_the_messages_of_all_go_round_a_ring(ranks):
+@pytest.mark.parametrize("eager_bytes", [None, 12])
+def test_the_messages_of_all_go_round_a_ring(ranks, eager_bytes):
     def body(comm):
-        own = message(comm.rank, 0, np.uint8)
-        gathered = Ring(comm, range(comm.size)).allgather_messages(own, lambda rank, n: np.zeros(n, np.uint8))
-        return gathered, gathered[comm.rank] is own
+        ring, own = Ring(comm, range(comm.size)), message(comm.rank, 0, np.uint8)
+        before, called = comm.sent_bytes.sum(), []
+        gathered = ring.allgather_messages(
+            own, lambda _, size: np.zeros(size, np.uint8), lambda: called.append(1)
+        )
+        return gathered, gathered[comm.rank] is own, comm.sent_bytes.sum() - before, len(called)
 
-    for gathered, is_own in ranks.run(body):
-        assert is_own
+    lengths = [len(message(rank, 0, np.uint8)) for rank in range(ranks.size)]
+    everyone = ranks.run(lambda comm: with_eager_bytes(comm, eager_bytes, lambda: body(comm)))
+    for own, (gathered, is_own, sent, called) in enumerate(everyone):
+        assert (is_own, called) == (True, int(ranks.size > 1))
+        assert sent == sum(lengths) - lengths[(own + 1) % ranks.size]
         for rank, each in enumerate(gathered):
             np.testing.assert_array_equal(each, message(rank, 0, np.uint8))
 
