@@ -62,7 +62,7 @@ def ring_traffic(nodes: Nodes, rank: int, size: int, value_bytes: int = VALUE_BY
 def allreduce_traffic(nodes: Nodes, rank: int, size: int) -> LinkBytes:
     """Return what a rank sends where ``ResidualReducer.all_reduce`` adds up ``size`` values.
 
-    By doubling, all parts but its own to be added up, and all but one afterwards: as many bytes as in a ring.
+    By doubling it is all parts but its own to be added up, and then ``P − 1`` parts, as in a ring.
     """
     if len(nodes) != sum(map(len, nodes)):
         return ring_traffic(nodes, rank, size)
@@ -187,7 +187,7 @@ class Group:
         senders = self.size - self.ranks if self.nodes > 1 else self.ranks - 1
         return self.slowest.seconds_at_once(senders, message_bytes) if senders else 0.0
 
-    def ring(self, message_bytes: float, rounds: int = 1, *, piece_bytes: int = EAGER_BYTES) -> float:
+    def ring(self, message_bytes: float, rounds: int = 1, *, piece_bytes: float = EAGER_BYTES) -> float:
         """Return the seconds in which such a message of each goes round so often: ``(P − 1)·(α + b·β)``.
 
         Groups that share the cards take turns: one sends while the message of another is on its way. Where
@@ -204,14 +204,17 @@ class Group:
         if link.gap is not None and self.nodes > 1:
             slow, whole = min(hops, rounds * self.nodes), link.seconds_at_once(hops, shared)
         turn = link.seconds(message_bytes)
-        if link.gap is not None:
-            turn = max(link.seconds(min(message_bytes, piece_bytes)), message_bytes * link.beta)
+        if link.gap is not None and message_bytes > piece_bytes:
+            at_once = max(message_bytes * link.beta, message_bytes / piece_bytes * link.gap)
+            turn = max(link.seconds(piece_bytes), at_once)
         in_turns = (slow - 1) * turn + link.seconds(shared)
         return max(in_turns + (hops - slow) * self.network.intra.seconds(message_bytes), whole)
 
     def ring_of_messages(self, message_bytes: float) -> float:
         """Return the seconds of ``ring`` for messages whose lengths only their senders know."""
-        return self.ring(message_bytes, piece_bytes=EAGER_BYTES // PIECES)
+        piece_bytes = EAGER_BYTES // PIECES
+        is_cut = self.nodes > 1 and message_bytes >= 2 * piece_bytes
+        return self.ring(message_bytes, piece_bytes=piece_bytes if is_cut else message_bytes)
 
     def round(self, distance: int, message_bytes: float) -> float:
         """Return the seconds in which each sends to the rank ``distance`` beyond, through its node's card."""

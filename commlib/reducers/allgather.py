@@ -42,4 +42,7 @@ class AllGather(SelectingReducer):
 
     def _gather(self, message: Message) -> list[Message]:
         """Return the message of every rank of ``comm``."""
-        return gather_messages(self.comm, message, self.workspace, meanwhile=self.clear_mean)
+        in_pieces = self.link == "inter"
+        return gather_messages(
+            self.comm, message, self.workspace, meanwhile=self.clear_mean, in_pieces=in_pieces
+        )

@@ -41,7 +41,7 @@ def _traffic(step: Step, rank: int) -> LinkBytes:
 
 
 def _seconds(step: Step) -> LinkSeconds:
-    """``4·(P − 1)·α + 2·(P − 1)/P·(d·r/m + k)·β`` for rows of ``m`` entries."""
+    """``2·(P − 1)/P·(d·r/m + k)·β`` for rows of ``m`` entries, and the latencies of two all-reduces."""
     rows, sent = _rows(step)
     return step.on_slowest_link(step.allreduce(rows * step.options["sketch"]) + step.allreduce(sent))
 

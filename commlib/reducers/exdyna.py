@@ -225,7 +225,7 @@ class ExDyna(ResidualReducer):
         own = selected.indices_or_range
         message = codec.encode(own, selected.size) if len(own) else np.empty(0, np.uint8)
         with self.measure(self.link):
-            messages = gather_messages(self.comm, message, self.workspace)
+            messages = gather_messages(self.comm, message, self.workspace, in_pieces=self.link == "inter")
         indices = [np.empty(0, dtype)]
         with self.measure("combine"):
             for rank, low, high in zip(ranks, edges[:-1], edges[1:], strict=True):

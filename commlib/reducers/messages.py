@@ -25,15 +25,21 @@ def gather_messages(
     workspace: Workspace,
     allocate: Callable[[int, int], Message] | None = None,
     meanwhile: Callable[[], None] = lambda: None,
+    *,
+    in_pieces: bool = False,
 ) -> list[Message]:
     """Return the message of every rank of ``comm``.
 
     The message of rank ``r`` is in ``allocate(r, bytes)``, or in the workspace until the next exchange; this
-    rank's own message may be returned as it is. ``meanwhile`` is called when the own one is on its way.
+    rank's own message may be returned as it is. In host memory messages go round a ring:
+    ``meanwhile`` is called when the own one is on its way; ``in_pieces``: long ones are passed on while they
+    arrive. Inside a node, whose ranks copy whole messages faster, they are not.
     """
     if not is_on_gpu(message):
         allocate = allocate or partial(message_buffer, workspace)
-        return Ring(comm, range(comm.size)).allgather_messages(message, allocate, meanwhile)
+        return Ring(comm, range(comm.size)).allgather_messages(
+            message, allocate, meanwhile, in_pieces=in_pieces
+        )
     lengths = comm.allgather_ints([len(message)])[:, 0]
     if allocate is None:
         messages = _buffers_on_gpu(lengths, message, comm.rank)
@@ -219,18 +225,17 @@ def all_reduce_doubling(comm: Communicator, vector: Float32, workspace: Workspac
     ``2·⌈log₂ P⌉`` rounds a rank sends to one other and receives from one other. The sum is in the workspace.
     """
     rank, bounds = comm.rank, partition(len(vector), comm.size)
+    sums: Float32 = workspace.get("sums", len(vector))
     held: Float32 = workspace.get("held", len(vector))  # the own part first, then that of the right neighbour
     np.concatenate([vector[bounds[rank] :], vector[: bounds[rank]]], out=held)
     ends = np.concatenate([[0], np.roll(np.diff(bounds), -rank).cumsum()])
     rounds = list(doubling(comm.size))
     for distance, count in reversed(rounds):
-        own = held[: ends[count]]
-        received = workspace.get("received", len(own))
+        own, received = held[: ends[count]], sums[: ends[count]]
         _exchange(comm, held[ends[distance] : ends[distance + count]], received, distance)
         own += received
     for distance, count in rounds:
         _exchange(comm, held[: ends[count]], held[ends[distance] : ends[distance + count]], -distance)
-    sums: Float32 = workspace.get("sums", len(vector))
     return np.concatenate([held[len(held) - bounds[rank] :], held[: len(held) - bounds[rank]]], out=sums)
 
 

@@ -117,8 +117,8 @@ def _seconds(step: Step) -> LinkSeconds:
     plan, ranks = _plan(step), step.world.size
     mean = LENGTH_BYTES + sum(_basis_bytes(plan, ranks, rank) for rank in range(ranks)) / ranks
     bases = sum(step.world.round(distance, count * mean) for distance, count in doubling(ranks))
-    rings = step.allreduce(plan.lefts[-1] + plan.dense) + step.allreduce(plan.rights[-1])
-    return step.after_comparison(rings + bases)
+    sums = step.allreduce(plan.lefts[-1] + plan.dense) + step.allreduce(plan.rights[-1])
+    return step.after_comparison(sums + bases)
 
 
 def _work(step: Step) -> Work:

@@ -23,7 +23,7 @@ from commlib.reducers.mean import AnyMeanBuffer
 from commlib.reducers.messages import all_reduce_doubling
 from commlib.reducers.report import Forgotten, Outcome
 from commlib.topology import Topology
-from commlib.vectors import Float32, SparseVector, partition
+from commlib.vectors import Float32, SparseVector, delta, partition
 from commlib.wire import Codec, Message
 
 
@@ -193,9 +193,11 @@ class ResidualReducer(Reducer):
         return self._buffer.dense()[low : low + size]
 
     def clear_mean(self) -> None:
-        """Clear the mean's memory, in an algorithm that waits for messages."""
+        """Clear the mean's memory while messages are on their way, unless the sum of all may be dense."""
         assert self._buffer is not None, "a step is under way"
-        self._buffer.clear()
+        if self.comm.size * self.k < delta(self.length):
+            with self.measure("combine"):
+                self._buffer.clear()
 
     def drop(self, vector: SparseVector, at: int = 0) -> None:
         """Keep the entries of ``vector``, which begins at ``at`` of the own range, for a later step."""

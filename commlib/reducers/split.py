@@ -114,7 +114,8 @@ class SplitReducer(SelectingReducer):
             return message_buffer(self.workspace, rank, length)
 
         with self.measure(self.link):
-            messages = gather_messages(self.comm, message, self.workspace, allocate)
+            in_pieces = self.link == "inter"
+            messages = gather_messages(self.comm, message, self.workspace, allocate, in_pieces=in_pieces)
         with self.measure("combine"):
             pairs = zip(sizes, map(len, messages), strict=True)
             if not any(0 < codec.message_bytes(size, size) == length for size, length in pairs):

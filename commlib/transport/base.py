@@ -169,22 +169,26 @@ class Communicator(Closing, ABC):
         self.received_bytes[source] += array.nbytes
         return self._receive(array, source)
 
-    def send_message(self, message: Array, destination: int) -> Request:
+    def send_message(self, message: Array, destination: int, *, in_pieces: bool = False) -> Request:
         """Start sending contiguous bytes to a rank that does not know how many come.
 
-        Long messages travel in pieces, to which no receiver has to consent. A first piece of their length
-        says that the length of the message comes next, and then its rest.
+        ``in_pieces``: long ones travel in pieces, to which no receiver has to consent, and which it can pass
+        on. A first piece of their length says that the length of the message comes next, and then its rest.
         """
         assert message.flags.c_contiguous
+        assert message.dtype == np.uint8
         step = self._piece_bytes
-        is_cut = message.nbytes == step or message.nbytes >= 2 * step
-        first, rest = (message[:step], message[step:]) if is_cut else (message, message[:0])
-        self.sent_bytes[destination] += first.nbytes
-        requests = [self._send_message(first, destination)]
-        if is_cut:
+        is_announced = message.nbytes == step or (in_pieces and message.nbytes >= 2 * step)
+        first, rest = (message[:step], message[step:]) if is_announced else (message, message[:0])
+        requests = [self._send_first(first, destination)]
+        if is_announced:
             requests.append(self.send_header(np.array([message.nbytes], np.int64), destination))
         requests += [self.send(piece, destination) for piece in _cut(rest, step)]
         return Requests(requests)
+
+    def _send_first(self, piece: Array, destination: int) -> Request:
+        self.sent_bytes[destination] += piece.nbytes
+        return self._send_message(piece, destination)
 
     def receive_message(self, source: int, allocate: Callable[[int], Array]) -> Array:
         """Wait for what ``source`` sent with ``send_message``; return it in the array ``allocate(bytes)``.
@@ -203,8 +207,7 @@ class Communicator(Closing, ABC):
         )
         self.received_bytes[source] += first.nbytes
         if destination is not None:
-            self.sent_bytes[destination] += first.nbytes
-            sent.append(self._send_message(first, destination))
+            sent.append(self._send_first(first, destination))
         if first.nbytes != step:
             return first, Requests(sent)
         header = np.empty(1, np.int64)
@@ -441,16 +444,18 @@ class Ring:
         own: Array,
         allocate: Callable[[int, int], Array],
         meanwhile: Callable[[], None] = lambda: None,
+        *,
+        in_pieces: bool = False,
     ) -> list[Array]:
         """Return the ``own`` of every rank, in ``P − 1`` hops; a rank knows the length of its own only.
 
         ``allocate(rank, bytes)`` returns memory for the array of ``rank``; the own one is the same array.
-        ``meanwhile`` is called when that is on its way.
+        ``meanwhile`` is called when that is on its way. ``in_pieces``: see ``send_message``.
         """
         comm, (rank, *others), right = self._comm, self._leftwards, self._leftwards[-1]
         messages, sent = {rank: own}, list[Request]()
         if others:
-            sent.append(comm.send_message(own, right))
+            sent.append(comm.send_message(own, right, in_pieces=in_pieces))
             meanwhile()
         for each in others[:-1]:
             messages[each], passed_on = comm.relay_message(others[0], partial(allocate, each), right)

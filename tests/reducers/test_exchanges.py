@@ -282,7 +282,7 @@ def test_every_rank_learns_what_one_of_them_has_different(name, options, ranks_p
 @pytest.mark.parametrize("name", [name for name in REDUCERS if REDUCERS[name].sparse])
 def test_ranks_of_different_densities_raise_also_where_that_changes_the_lengths_of_messages(name):
     def body(comm):
-        comm.eager_bytes = 400  # longer sums of ssar_split go round in another way
+        comm.eager_bytes = 400  # longer messages go round a ring in pieces
         reducer = make_reducer(name, Topology(comm), 10_000, density=0.01)
         reducer.reduce(gradient(10_000, comm.rank, 0))
         reducer.set_density((0.001, 0.9, 0.1, 0.01)[comm.rank])

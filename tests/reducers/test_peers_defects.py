@@ -357,13 +357,13 @@ def watch(comm, started):
     """
 
     def watched_send(send):
-        def start(array, destination):
+        def start(array, destination, **options):
             before = array.tobytes()
 
             def check():
                 assert array.tobytes() == before, "changed while it was under way"
 
-            return WatchedRequest(send(array, destination), check, started)
+            return WatchedRequest(send(array, destination, **options), check, started)
 
         return start
 
@@ -381,7 +381,7 @@ def watch(comm, started):
         return start
 
     comm.send, comm.send_header = watched_send(comm.send), watched_send(comm.send_header)
-    comm.send_message = watched_send(comm.send_message)
+    comm.send_message, comm._send_message = watched_send(comm.send_message), watched_send(comm._send_message)
     comm.receive, comm.receive_header = watched_receive(comm.receive), watched_receive(comm.receive_header)
 
 
@@ -399,6 +399,7 @@ def test_every_message_is_waited_for_and_left_alone_until_then(name, wire):
         gradients = [heavy_tailed(300, comm.rank, step) for step in range(3)]
         expected = [plain.reduce(gradient).tobytes() for gradient in gradients]
         for each in (topology.world, topology.node, topology.stream):
+            each.eager_bytes = 80
             watch(each, started)
         watched = make_reducer(name, topology, size=300, **options)
         for gradient, mean in zip(gradients, expected, strict=True):
