@@ -103,23 +103,19 @@ def pass_on(comm, lengths):
 
 
 @pytest.mark.parametrize("eager_bytes", [None, 1, 16, 20])
-def test_a_message_is_received_by_ranks_that_do_not_know_its_length(ranks, eager_bytes):
+def test_a_message_is_received_by_ranks_that_do_not_know_its_length(ranks, eager_bytes, monkeypatch):
     """Whole, and in pieces of 1, 4 and 5 bytes."""
     lengths = [[3 + rank, 0, 20, 4 * rank] for rank in range(ranks.size)]
-    everyone = ranks.run(lambda comm: with_eager_bytes(comm, eager_bytes, lambda: pass_on(comm, lengths)))
-    for rank, (arrived, asked) in enumerate(everyone):
+
+    def body(comm):
+        monkeypatch.setattr(comm, "eager_bytes", eager_bytes or comm.eager_bytes)
+        return pass_on(comm, lengths)
+
+    for rank, (arrived, asked) in enumerate(ranks.run(body)):
         left = (rank - 1) % ranks.size
         assert asked == [len(each) for each in arrived] == lengths[left]
         for each in arrived:
             np.testing.assert_array_equal(each, message(left, rank, np.uint8, len(each)))
-
-
-def with_eager_bytes(comm, eager_bytes, body):
-    before, comm.eager_bytes = comm.eager_bytes, eager_bytes or comm.eager_bytes
-    try:
-        return body()
-    finally:
-        comm.eager_bytes = before
 
 
 def test_a_message_counts_with_the_bytes_that_it_has(ranks):
@@ -153,8 +149,9 @@ def test_messages_of_known_and_unknown_length_stay_in_order(ranks):
 
 
 @pytest.mark.parametrize("eager_bytes", [None, 12])
-def test_the_messages_of_all_go_round_a_ring(ranks, eager_bytes):
+def test_the_messages_of_all_go_round_a_ring(ranks, eager_bytes, monkeypatch):
     def body(comm):
+        monkeypatch.setattr(comm, "eager_bytes", eager_bytes or comm.eager_bytes)
         ring, own = Ring(comm, range(comm.size)), message(comm.rank, 0, np.uint8)
         before, called = comm.sent_bytes.sum(), []
         room, meanwhile = lambda _, size: np.zeros(size, np.uint8), lambda: called.append(1)
@@ -162,8 +159,7 @@ def test_the_messages_of_all_go_round_a_ring(ranks, eager_bytes):
         return gathered, gathered[comm.rank] is own, comm.sent_bytes.sum() - before, len(called)
 
     lengths = [len(message(rank, 0, np.uint8)) for rank in range(ranks.size)]
-    everyone = ranks.run(lambda comm: with_eager_bytes(comm, eager_bytes, lambda: body(comm)))
-    for own, (gathered, is_own, sent, called) in enumerate(everyone):
+    for own, (gathered, is_own, sent, called) in enumerate(ranks.run(body)):
         assert (is_own, called) == (True, int(ranks.size > 1))
         assert sent == sum(lengths) - lengths[(own + 1) % ranks.size]
         for rank, each in enumerate(gathered):
