@@ -59,12 +59,22 @@ def ring_traffic(nodes: Nodes, rank: int, size: int, value_bytes: int = VALUE_BY
     return by_link(nodes, rank, {right: ring_bytes(size, len(ring), rank, right, value_bytes)})
 
 
+# The longest part of a vector that is all-reduced by doubling: of longer ones a ring, of more latencies, was
+# faster at 0.2 Gbit/s.
+DOUBLING_BYTES = 64 << 10
+
+
+def is_doubled(size: int, ranks: int) -> bool:
+    """Return whether ranks on a node each all-reduce so many values by doubling, and not round a ring."""
+    return VALUE_BYTES * size <= DOUBLING_BYTES * ranks
+
+
 def allreduce_traffic(nodes: Nodes, rank: int, size: int) -> LinkBytes:
     """Return what a rank sends where ``ResidualReducer.all_reduce`` adds up ``size`` values.
 
     By doubling it is all parts but its own to be added up, and then ``P − 1`` parts, as in a ring.
     """
-    if len(nodes) != sum(map(len, nodes)):
+    if len(nodes) != sum(map(len, nodes)) or not is_doubled(size, len(nodes)):
         return ring_traffic(nodes, rank, size)
     ranks = [each for (each,) in nodes]
     lengths, place = partition_lengths(size, len(ranks)), ranks.index(rank)
@@ -356,7 +366,7 @@ class Step:
     def allreduce(self, values: float) -> float:
         """Return the seconds of ``ResidualReducer.all_reduce`` of so many values."""
         world = self.world
-        if world.ranks > 1:
+        if world.ranks > 1 or not is_doubled(round(values), world.size):
             return self.ring_allreduce(values)
         part = VALUE_BYTES * values / world.size
         return 2 * sum(world.round(distance, count * part) for distance, count in doubling(world.size))

@@ -14,6 +14,7 @@ import numpy as np
 
 from commlib.agreement import check_settings
 from commlib.arrays import compiled, empty, is_on_gpu, memory_errors, to_host
+from commlib.cost import is_doubled
 from commlib.density import check_density, entries
 from commlib.errors import InvalidArgument
 from commlib.kernels import kernels_of
@@ -160,11 +161,11 @@ class ResidualReducer(Reducer):
     def all_reduce(self, vector: Float32) -> Float32:
         """Return the sum of a vector over the ranks of ``comm``, to the bit the same on all of them.
 
-        In ``2·⌈log₂ P⌉`` rounds; where ranks share a node and its card, round a ring in ``2·(P − 1)`` hops.
-        The sum is in the workspace, until the next ``all_reduce``.
+        In ``2·⌈log₂ P⌉`` rounds; if it is long, or ranks share a node and its card, round a ring in
+        ``2·(P − 1)`` hops. The sum is in the workspace, until the next ``all_reduce``.
         """
         with self.measure(self.link):
-            if self.layout.is_spread:
+            if self.layout.is_spread and is_doubled(len(vector), self.comm.size):
                 return all_reduce_doubling(self.comm, vector, self.workspace)
             cuts = partition(len(vector), self.comm.size)[1:-1]
             sums: Float32 = self.workspace.get("sums", len(vector))
