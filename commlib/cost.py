@@ -78,14 +78,9 @@ def allreduce_traffic(nodes: Nodes, rank: int, size: int) -> LinkBytes:
         return ring_traffic(nodes, rank, size)
     ranks = [each for (each,) in nodes]
     lengths, place = partition_lengths(size, len(ranks)), ranks.index(rank)
-    passed = (
-        size
-        - lengths[place]
-        + sum(
-            lengths[(place + each) % len(ranks)] for _, count in doubling(len(ranks)) for each in range(count)
-        )
-    )
-    return LinkBytes(inter=VALUE_BYTES * passed)
+    counts = (count for _, count in doubling(len(ranks)))
+    gathered = sum(lengths[(place + each) % len(ranks)] for count in counts for each in range(count))
+    return LinkBytes(inter=VALUE_BYTES * (size - lengths[place] + gathered))
 
 
 def other_messages_bytes(lengths: Sequence[int], rank: int, message_bytes: Callable[[int], int]) -> int:
