@@ -452,16 +452,16 @@ class Ring:
         ``allocate(rank, bytes)`` returns memory for the array of ``rank``; the own one is the same array.
         ``meanwhile`` is called when that is on its way. ``in_pieces``: see ``send_message``.
         """
-        comm, (rank, *others), right = self._comm, self._leftwards, self._leftwards[-1]
-        messages, sent = {rank: own}, list[Request]()
-        if others:
-            sent.append(comm.send_message(own, right, in_pieces=in_pieces))
-            meanwhile()
+        comm, (rank, *others) = self._comm, self._leftwards
+        if not others:
+            return [own]
+        left, right = others[0], others[-1]
+        messages, sent = {rank: own}, [comm.send_message(own, right, in_pieces=in_pieces)]
+        meanwhile()
         for each in others[:-1]:
-            messages[each], passed_on = comm.relay_message(others[0], partial(allocate, each), right)
+            messages[each], passed_on = comm.relay_message(left, partial(allocate, each), right)
             sent.append(passed_on)
-        if others:
-            messages[right] = comm.receive_message(others[0], partial(allocate, right))
+        messages[right] = comm.receive_message(left, partial(allocate, right))
         Requests(sent).wait()
         return [messages[rank] for rank in range(comm.size)]
 
