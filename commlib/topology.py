@@ -76,6 +76,7 @@ class Topology(Closing):
         self.streams = min(map(len, self.nodes))
         self.node = world.split(self.node_index)
         self.stream = world.split(self.local_rank)
+        world.in_pieces = self.stream.in_pieces = len(self.nodes) > 1
         self.flags: Callable[[], int] = lambda: 0
         is_neighbour = np.array([node == self.node_index for node in node_of_rank])
         self._links = np.array([is_neighbour, ~is_neighbour], np.int64)  # of each rank: intra, inter

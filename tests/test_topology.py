@@ -36,7 +36,8 @@ def test_an_impossible_layout_is_refused_with_received_and_expected(ranks_per_no
 
 
 def nodes_and_ranks(topology):
-    return topology.nodes, topology.node_index, topology.local_rank, topology.streams
+    in_pieces = [each.in_pieces for each in (topology.world, topology.node, topology.stream)]
+    return topology.nodes, topology.node_index, topology.local_rank, topology.streams, in_pieces
 
 
 def test_nodes_are_discovered_by_host_and_the_same_when_emulated(layout):
@@ -45,7 +46,7 @@ def test_nodes_are_discovered_by_host_and_the_same_when_emulated(layout):
     emulated = simulated.run(lambda comm: nodes_and_ranks(Topology(comm, ranks_per_node)), world_size)
     streams = min(map(len, nodes))
     expected = [
-        (nodes, index, node.index(rank), streams)
+        (nodes, index, node.index(rank), streams, [len(nodes) > 1, False, len(nodes) > 1])
         for rank in range(world_size)
         for index, node in enumerate(nodes)
         if rank in node

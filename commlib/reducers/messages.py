@@ -25,21 +25,16 @@ def gather_messages(
     workspace: Workspace,
     allocate: Callable[[int, int], Message] | None = None,
     meanwhile: Callable[[], None] = lambda: None,
-    *,
-    in_pieces: bool = False,
 ) -> list[Message]:
     """Return the message of every rank of ``comm``.
 
     The message of rank ``r`` is in ``allocate(r, bytes)``, or in the workspace until the next exchange; this
     rank's own message may be returned as it is. In host memory messages go round a ring:
-    ``meanwhile`` is called when the own one is on its way; ``in_pieces``: long ones are passed on while they
-    arrive. Inside a node, whose ranks copy whole messages faster, they are not.
+    ``meanwhile`` is called when the own one is on its way.
     """
     if not is_on_gpu(message):
         allocate = allocate or partial(message_buffer, workspace)
-        return Ring(comm, range(comm.size)).allgather_messages(
-            message, allocate, meanwhile, in_pieces=in_pieces
-        )
+        return Ring(comm, range(comm.size)).allgather_messages(message, allocate, meanwhile)
     lengths = comm.allgather_ints([len(message)])[:, 0]
     if allocate is None:
         messages = _buffers_on_gpu(lengths, message, comm.rank)

@@ -179,10 +179,7 @@ class ResidualReducer(Reducer):
         meanwhile: Callable[[], None] = lambda: None,
     ) -> list[Message]:
         """Return the message of every rank of ``comm``, see ``gather_messages``."""
-        is_between_nodes = self.link == "inter"
-        return gather_messages(
-            self.comm, message, self.workspace, allocate, meanwhile, in_pieces=is_between_nodes
-        )
+        return gather_messages(self.comm, message, self.workspace, allocate, meanwhile)
 
     def sum_sparse(self, vectors: Sequence[SparseVector], at: int = 0) -> SparseVector:
         """Return the sum, in order, of vectors whose index 0 is entry ``at`` of the own range.

@@ -144,7 +144,7 @@ class Torus2D(Reducer):
             message = self._round(own)
             kept[stream.rank][...] += own
         with self.measure("inter"):
-            sums = gather_messages(stream, message, self.workspace, in_pieces=True)
+            sums = gather_messages(stream, message, self.workspace)
         with self.measure("combine"):
             for part, message in zip(parts, sums, strict=True):
                 part[...] = self._decode(message, len(part))

@@ -84,11 +84,14 @@ class Communicator(Closing, ABC):
     object exchanges are not counted. ``arrays``: the module whose arrays gradients are, NumPy or CuPy.
     ``eager_bytes``: the longest message that is sent without waiting for the receiver's consent.
     ``shares_cores``: whether a machine has more ranks than cores, so that a rank that waits sleeps.
+    ``in_pieces``: whether long ones of ``send_message`` travel in pieces, as ``Topology`` has it where ranks
+    are on several nodes; inside a node, whose ranks copy whole messages faster, they do not.
     """
 
     arrays: ModuleType = np
     eager_bytes: int = sys.maxsize
     shares_cores: bool = False
+    in_pieces: bool = False
 
     def __init__(self, rank: int, size: int, host: str) -> None:
         self.rank = rank
@@ -169,22 +172,27 @@ class Communicator(Closing, ABC):
         self.received_bytes[source] += array.nbytes
         return self._receive(array, source)
 
-    def send_message(self, message: Array, destination: int, *, in_pieces: bool = False) -> Request:
+    def send_message(self, message: Array, destination: int) -> Request:
         """Start sending contiguous bytes to a rank that does not know how many come.
 
-        ``in_pieces``: long ones travel in pieces, to which no receiver has to consent, and which it can pass
-        on. A first piece of their length says that the length of the message comes next, and then its rest.
+        A receiver has to consent to no piece, and can pass each on. A first one of their length says that the
+        length of the message comes next, and then its rest.
         """
         assert message.flags.c_contiguous
         assert message.dtype == np.uint8
         step = self._piece_bytes
-        is_announced = message.nbytes == step or (in_pieces and message.nbytes >= 2 * step)
+        is_announced = message.nbytes == step or (
+            self._goes_in_pieces(message) and message.nbytes >= 2 * step
+        )
         first, rest = (message[:step], message[step:]) if is_announced else (message, message[:0])
         requests = [self._send_first(first, destination)]
         if is_announced:
             requests.append(self.send_header(np.array([message.nbytes], np.int64), destination))
         requests += [self.send(piece, destination) for piece in _cut(rest, step)]
         return Requests(requests)
+
+    def _goes_in_pieces(self, message: Array) -> bool:
+        return self.in_pieces
 
     def _send_first(self, piece: Array, destination: int) -> Request:
         self.sent_bytes[destination] += piece.nbytes
@@ -444,19 +452,17 @@ class Ring:
         own: Array,
         allocate: Callable[[int, int], Array],
         meanwhile: Callable[[], None] = lambda: None,
-        *,
-        in_pieces: bool = False,
     ) -> list[Array]:
         """Return the ``own`` of every rank, in ``P − 1`` hops; a rank knows the length of its own only.
 
         ``allocate(rank, bytes)`` returns memory for the array of ``rank``; the own one is the same array.
-        ``meanwhile`` is called when that is on its way. ``in_pieces``: see ``send_message``.
+        ``meanwhile`` is called when that is on its way.
         """
         comm, (rank, *others) = self._comm, self._leftwards
         if not others:
             return [own]
         left, right = others[0], others[-1]
-        messages, sent = {rank: own}, [comm.send_message(own, right, in_pieces=in_pieces)]
+        messages, sent = {rank: own}, [comm.send_message(own, right)]
         meanwhile()
         for each in others[:-1]:
             messages[each], passed_on = comm.relay_message(left, partial(allocate, each), right)

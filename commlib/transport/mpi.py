@@ -202,9 +202,8 @@ class MPICommunicator(Communicator):
         requests = [self._comm.Irecv(piece, source) for piece in pieces]
         return _MPIReceipt(self, requests, pieces, source)
 
-    def send_message(self, message: Array, destination: int, *, in_pieces: bool = False) -> Request:
-        in_pieces |= message.nbytes > PIECE_BYTES
-        return super().send_message(message, destination, in_pieces=in_pieces)
+    def _goes_in_pieces(self, message: Array) -> bool:
+        return self.in_pieces or message.nbytes > PIECE_BYTES
 
     def _send_message(self, message: Array, destination: int) -> Request:
         return _MPISent(self, [self._comm.Isend(message, destination)], destination)

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commlib.arrays import finish, zeros
+from commlib.arrays import Workspace, finish, zeros
 from commlib.cost import Group
 from commlib.density import entries
 from commlib.errors import InvalidArgument, one_line, shown
 from commlib.kernels import kernels_of
 from commlib.network import Link, Network
+from commlib.reducers.messages import swap_messages
 from commlib.topology import Topology
 from commlib.transport.base import Communicator
 from commlib.vectors import Float32
@@ -285,9 +286,11 @@ def _incast(topology: Topology, inter: Link) -> float:
     """Return how many times as long all ranks take to send to all others as the link says."""
     world, nodes = topology.world, topology.nodes
     outgoing = [world.arrays.zeros(INCAST_BYTES, np.uint8)] * world.size
-    incoming = list(world.arrays.empty((world.size, INCAST_BYTES), np.uint8))
-    group = Group(len(nodes), max(map(len, nodes)), Network(Link(0, 0), inter))
-    seconds = slowest(world, lambda: world.exchange(outgoing, incoming))
+    group, workspace = (
+        Group(len(nodes), max(map(len, nodes)), Network(Link(0, 0), inter)),
+        Workspace(world.arrays),
+    )
+    seconds = slowest(world, lambda: swap_messages(world, outgoing, workspace))
     return max(1.0, (seconds - inter.alpha) / (group.exchange(INCAST_BYTES) - inter.alpha))
 
 

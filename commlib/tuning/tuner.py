@@ -342,16 +342,19 @@ def seconds_in_turns(
     steps: int = STEPS,
     seconds: float = TRIAL_SECONDS,
 ) -> list[list[float]]:
-    """Return the seconds of each candidate's steps, which take turns.
+    """Return the seconds of each candidate's steps, which take turns, in another order each time.
 
+    A step is slower after one that waited long for the network: caches are cold, and processors asleep.
     At least ``steps`` each; more, up to ``MOST_STEPS``, until they took ``LEAST_SECONDS`` a candidate; fewer
     once they took ``seconds`` a candidate. Both limits include the warm-up.
     """
     reducers = [make_reducer(each.reducer, topology, case.size, **settings(case, each)) for each in chosen]
     taken: list[list[float]] = [[] for _ in chosen]
+    generator = np.random.default_rng(0)  # the same order on all ranks
     for step in range(WARM_UP_STEPS + MOST_STEPS):
-        for own, reducer in zip(taken, reducers, strict=True):
-            own.append(step_seconds(topology.world, reducer, gradients[step % len(gradients)]))
+        for turn in generator.permutation(len(chosen)):
+            gradient = gradients[step % len(gradients)]
+            taken[turn].append(step_seconds(topology.world, reducers[turn], gradient))
         limit = LEAST_SECONDS if step >= WARM_UP_STEPS + steps - 1 else seconds
         if step >= WARM_UP_STEPS and sum(map(sum, taken)) > limit * len(chosen):
             break

@@ -95,7 +95,10 @@ def pass_on(comm, lengths):
         return np.full(length, 255, np.uint8)
 
     given = [message(comm.rank, right, np.uint8, length) for length in lengths[comm.rank]]
-    sent = [comm.send_message(array, right, in_pieces=len(array) not in (4, 20)) for array in given]
+    sent = []
+    for array in given:
+        comm.in_pieces = len(array) not in (4, 20)
+        sent.append(comm.send_message(array, right))
     arrived = [comm.receive_message(left, room) for _ in lengths[left]]
     for request in sent:
         request.wait()
@@ -159,10 +162,11 @@ def test_messages_of_known_and_unknown_length_stay_in_order(ranks):
 def test_the_messages_of_all_go_round_a_ring(ranks, eager_bytes, monkeypatch):
     def body(comm):
         monkeypatch.setattr(comm, "eager_bytes", eager_bytes or comm.eager_bytes)
+        monkeypatch.setattr(comm, "in_pieces", True)
         ring, own = Ring(comm, range(comm.size)), message(comm.rank, 0, np.uint8)
         before, called = comm.sent_bytes.sum(), []
         room, meanwhile = lambda _, size: np.zeros(size, np.uint8), lambda: called.append(1)
-        gathered = ring.allgather_messages(own, room, meanwhile, in_pieces=True)
+        gathered = ring.allgather_messages(own, room, meanwhile)
         return gathered, gathered[comm.rank] is own, comm.sent_bytes.sum() - before, len(called)
 
     lengths = [len(message(rank, 0, np.uint8)) for rank in range(ranks.size)]

@@ -92,10 +92,10 @@ def test_messages_whose_length_the_receiver_does_not_know_have_a_digest_too(flip
 
 def test_a_rank_passes_on_no_piece_that_is_corrupt(flipping):
     def body(comm):
-        comm.eager_bytes = 4 * 4000  # of a message, pieces of 4000 bytes
+        comm.eager_bytes, comm.in_pieces = 4 * 4000, True  # of a message, pieces of 4000 bytes
         own = np.zeros(9000, np.uint8) if comm.rank == 0 else np.zeros(8, np.uint8)
         room = lambda _, size: np.empty(size, np.uint8)  # noqa: E731
-        return Ring(comm, range(comm.size)).allgather_messages(own, room, in_pieces=True)
+        return Ring(comm, range(comm.size)).allgather_messages(own, room)
 
     with pytest.raises(PeerFailed, match="rank 1 of 3 .*receiving from rank 0: 4000 bytes of digest"):
         simulated.run(lambda comm: body(verified(comm)), 3)
