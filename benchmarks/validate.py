@@ -4,8 +4,9 @@
     python -m benchmarks.validate --simulate    # a part of it on simulated ranks: some minutes
     python -m benchmarks.validate               # the tables and the picture, from the last of both
 
-On each cluster links and kernels are measured first, and in each case a few candidates are tried, as by
-``tune``. Then all reducers and codecs that ``auto`` picks from take steps in turns.
+Each cluster is visited some times, as a machine's speed changes, and medians of all visits count. On each
+links and kernels are measured first, and in each case a few candidates are tried, as by ``tune``. Then all
+reducers and codecs that ``auto`` picks from take steps in turns.
 """
 
 import argparse
@@ -43,7 +44,8 @@ CELLS = [
     *product(LAYOUTS, ("1gbit", "200mbit", "10gbit", "500mbit", "5gbit"), (0.0,), (ALL,)),
     *product(LAYOUTS, ("50mbit", "200mbit"), (20.0,), (FEW,)),
 ]
-STEPS, SECONDS = 15, 1.5  # of each candidate, fewer after so many seconds
+VISITS = 2  # to each cluster, half an hour apart or more
+STEPS, SECONDS = 30, 0.5  # of each candidate in a visit, fewer after so many seconds
 AT_ONCE = 80_000_000  # entries of the candidates that take turns: all of them do not fit into memory
 WITHIN = 1.1  # the most that a pick may take, relative to the fastest
 
@@ -74,12 +76,12 @@ def on_this_rank(comm: Communicator, cases: Sequence[tuple[int, float]]) -> None
 
 
 def measure() -> None:
-    """Measure the cells that are not in the records yet."""
-    done = [each["cell"] for each in recorded(RECORDS)]
+    """Make the visits that are not in the records yet."""
+    done = [(each["visit"], each["cell"]) for each in recorded(RECORDS)]
     with cluster_until_end() as cluster:
-        for layout, rate, delay, cases in CELLS:
+        for visit, (layout, rate, delay, cases) in product(range(VISITS), CELLS):
             cell = {"layout": layout, "rate": rate, "delay_ms": delay}
-            if cell in done:
+            if (visit, cell) in done:
                 continue
             shape = Layout.of(layout)
             cluster.up(shape.nodes, rate, delay)
@@ -87,7 +89,7 @@ def measure() -> None:
             (found,) = cluster.objects(
                 shape, words, environment(DEFAULT), 1200.0, f"{layout} {rate} {delay:g} ms"
             )
-            line = {"cell": cell, **found, "machine": machine(), "command": command()}
+            line = {"visit": visit, "cell": cell, **found, "machine": machine(), "command": command()}
             with RECORDS.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
@@ -118,20 +120,19 @@ def simulate() -> None:
     with VIRTUAL.open("w") as file:
         for group in groups():
             if group.cell in SIMULATED and group.case.size == SMALL:
-                found = on_simulated_ranks(group.case, group.profile.network, group.cores)
+                found = on_simulated_ranks(group.case, group.profiles[0].network, group.cores)
                 file.write(json.dumps([group.name, [[*astuple(each), found[each]] for each in found]]) + "\n")
 
 
 @dataclass(frozen=True)
 class Group:
-    """A case on a cluster, and the median seconds of a step there; ``trials``: those of ``auto``."""
+    """A case on a cluster; of each visit the profile with ``auto``'s trials, and the seconds of a step."""
 
     cell: dict[str, Any]
     case: Case
-    profile: Profile
-    trials: tuple[probe.Trial, ...]
-    steps: dict[Candidate, float]
     cores: int
+    profiles: list[Profile]
+    taken: list[dict[Candidate, float]]
 
     @property
     def name(self) -> list[Any]:
@@ -140,8 +141,13 @@ class Group:
 
     @cached_property
     def expected(self) -> dict[Candidate, float]:
-        """Return the seconds by today's closed forms."""
-        return tuner.expect(self.profile, self.case)
+        """Return the seconds by today's closed forms, before any trial."""
+        return _medians([tuner.expect(replace(each, trials=()), self.case) for each in self.profiles])
+
+    @cached_property
+    def steps(self) -> dict[Candidate, float]:
+        """Return the seconds of a step."""
+        return _medians(self.taken)
 
     @property
     def pickable(self) -> list[Candidate]:
@@ -154,12 +160,13 @@ class Group:
         return min(self.pickable, key=lambda each: self.expected[each])
 
     @cached_property
-    def picked(self) -> Candidate:
-        """Return the pick of ``auto``, after its trials."""
-        tried = replace(self.profile, trials=self.trials)
-        choice = tuner.choose(tried, self.case.nodes, self.case.size, self.case.density)
-        made = choice.reducer, choice.options
-        return next(each for each in self.steps if (each.reducer, each.given) == made)
+    def picked(self) -> list[Candidate]:
+        """Return the pick of ``auto`` in each visit, after its trials."""
+        choices = [
+            tuner.choose(each, self.case.nodes, self.case.size, self.case.density) for each in self.profiles
+        ]
+        made = [(each.reducer, each.options) for each in choices]
+        return [each for own in made for each in self.steps if (each.reducer, each.given) == own]
 
     @property
     def fastest(self) -> Candidate:
@@ -177,20 +184,22 @@ class Group:
 
 @cache
 def groups() -> list[Group]:
-    found = []
+    found: dict[str, Group] = {}
     for record in recorded(RECORDS):
         ends = list(accumulate(record["profile"]["job"]["ranks_of_nodes"], initial=0))
         nodes = [range(low, high) for low, high in pairwise(ends)]
         for case in record["cases"]:
-            profile, tried = (
-                Profile.of({"format": probe.FORMAT, **record["profile"], "trials": trials})
-                for trials in ((), case["trials"])
-            )
-            steps = {Candidate(*row[:3]): row[3] for row in case["steps"]}
             own = Case(nodes, case["size"], case["density"])
-            cores = record["machine"]["cores"]
-            found.append(Group(record["cell"], own, profile, tried.trials, steps, cores))
-    return found
+            group = Group(record["cell"], own, record["machine"]["cores"], [], [])
+            group = found.setdefault(str(group.name), group)
+            tried = {"format": probe.FORMAT, **record["profile"], "trials": case["trials"]}
+            group.profiles.append(Profile.of(tried))
+            group.taken.append({Candidate(*row[:3]): row[3] for row in case["steps"]})
+    return list(found.values())
+
+
+def _medians(visits: Sequence[dict[Candidate, float]]) -> dict[Candidate, float]:
+    return {each: median(visit[each] for visit in visits) for each in visits[0]}
 
 
 @cache
@@ -258,7 +267,7 @@ def by_reducer() -> str:
 def of_picks() -> str:
     ratios = {
         "The closed forms alone": [each.ratio(each.predicted) for each in groups()],
-        "`auto`": [each.ratio(each.picked) for each in groups()],
+        "`auto`": [each.ratio(picked) for each in groups() for picked in each.picked],
     }
     good = {who: sum(ratio <= WITHIN for ratio in own) for who, own in ratios.items()}
     return "".join(
@@ -274,7 +283,7 @@ def picks() -> str:
         layout, rate, delay, size, density = each.name
         row = [layout_in_words(layout), rate_in_words(rate), f"{delay:g} ms", f"{size / 1e6:.3g} M"]
         row += [f"{100 * density:g} %", f"{1e3 * each.dense_seconds:.0f}"]
-        for candidate in (each.predicted, each.picked):
+        for candidate in (each.predicted, max(each.picked, key=each.ratio)):
             row += [f"`{candidate}`", f"{1e3 * each.steps[candidate]:.0f}", f"{each.ratio(candidate):.2f}"]
         rows.append([*row, f"`{each.fastest}`", f"{1e3 * each.steps[each.fastest]:.0f}"])
     head = ["nodes × ranks", "rate", "latency", "entries", "density", "dense, ms"]

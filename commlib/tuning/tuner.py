@@ -346,7 +346,8 @@ def seconds_in_turns(
 
     A step is slower after one that waited long for the network: caches are cold, and processors asleep.
     At least ``steps`` each; more, up to ``MOST_STEPS``, until they took ``LEAST_SECONDS`` a candidate; fewer
-    once they took ``seconds`` a candidate. Both limits include the warm-up.
+    once they took ``seconds`` a candidate. Both limits include the warm-up: of many steps a third, in which
+    residuals grow and thresholds are found again and again.
     """
     reducers = [make_reducer(each.reducer, topology, case.size, **settings(case, each)) for each in chosen]
     taken: list[list[float]] = [[] for _ in chosen]
@@ -360,7 +361,7 @@ def seconds_in_turns(
             break
     for reducer in reducers:
         reducer.close()
-    return [own[WARM_UP_STEPS:] for own in taken]
+    return [own[max(WARM_UP_STEPS, len(own) // 3) :] for own in taken]
 
 
 def step_seconds(world: Communicator, reducer: Reducer, gradient: Float32) -> float:

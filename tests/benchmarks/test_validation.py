@@ -6,9 +6,9 @@ from commlib.tuning import tuner
 
 
 def test_all_that_auto_picks_from_is_measured_on_every_cluster():
-    assert [each["cell"] for each in recorded(validate.RECORDS)] == [
-        {"layout": layout, "rate": rate, "delay_ms": delay} for layout, rate, delay, _ in validate.CELLS
-    ]
+    cells = [{"layout": layout, "rate": rate, "delay_ms": delay} for layout, rate, delay, _ in validate.CELLS]
+    measured = [each["cell"] for each in recorded(validate.RECORDS)]
+    assert measured == cells * (len(measured) // len(cells))
     for group in validate.groups():
         known = tuner.candidates(between_nodes=max(map(len, group.case.nodes)) > 1)
         assert list(group.steps) == known
@@ -23,5 +23,6 @@ def test_predictions_are_near_what_was_measured():
 
 def test_nine_of_ten_picks_are_about_as_fast_as_the_fastest_and_none_is_slower_than_dense():
     groups = validate.groups()
-    assert sum(each.ratio(each.picked) <= validate.WITHIN for each in groups) >= 0.9 * len(groups)
-    assert all(each.steps[each.picked] <= each.dense_seconds for each in groups)
+    ratios = [each.ratio(picked) for each in groups for picked in each.picked]
+    assert sum(ratio <= validate.WITHIN for ratio in ratios) >= 0.9 * len(ratios)
+    assert all(each.steps[picked] <= each.dense_seconds for each in groups for picked in each.picked)

@@ -197,11 +197,11 @@ def test_naps_grow_and_a_wait_begins_with_a_quarter_of_the_last_nap(monkeypatch)
     monkeypatch.delenv(VERIFY, raising=False)
     with mpi.world() as comm:
         monkeypatch.setattr(mpi, "time", SimpleNamespace(sleep=naps.append))
-        for tests in (25, 4):
+        for tests in (55, 4):
             over = iter([False] * tests + [True])
             comm.wait_for(SimpleNamespace(Test=lambda status, over=over: next(over)))
-    grown = [min(20e-6 * 1.25**nap, 2e-3) for nap in range(25)]
-    assert naps == pytest.approx([*grown, *(0.5e-3 * 1.25**nap for nap in range(4))])
+    grown = [min(20e-6 * 1.1**nap, 2e-3) for nap in range(55)]
+    assert naps == pytest.approx([*grown, *(0.5e-3 * 1.1**nap for nap in range(4))])
 
 
 @pytest.mark.launch
