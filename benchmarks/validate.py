@@ -57,7 +57,7 @@ def on_this_rank(comm: Communicator, cases: Sequence[tuple[int, float]]) -> None
     found = []
     for size, density in cases:
         case = Case(topology.nodes, size, density)
-        trials = tuner.try_out(topology, profile, size, [density]).trials
+        tried = [asdict(each) for each in tuner.try_out(topology, profile, size, [density]).trials]
         generated = Gradients(size)
         gradients = [generated.of(comm.rank, step) for step in range(tuner.GRADIENTS)]
         del generated
@@ -69,7 +69,6 @@ def on_this_rank(comm: Communicator, cases: Sequence[tuple[int, float]]) -> None
                 [each.reducer, each.wire, each.options, median(own), tuner.spread(own), len(own)]
                 for each, own in zip(part, taken, strict=True)
             ]
-        tried = [asdict(each) for each in trials]
         found.append({"size": size, "density": density, "trials": tried, "steps": rows})
     if comm.rank == 0:
         print(json.dumps({"profile": asdict(profile), "cases": found}), flush=True)
@@ -162,11 +161,9 @@ class Group:
     @cached_property
     def picked(self) -> list[Candidate]:
         """Return the pick of ``auto`` in each visit, after its trials."""
-        choices = [
-            tuner.choose(each, self.case.nodes, self.case.size, self.case.density) for each in self.profiles
-        ]
-        made = [(each.reducer, each.options) for each in choices]
-        return [each for own in made for each in self.steps if (each.reducer, each.given) == own]
+        case, known = self.case, {str((each.reducer, each.given)): each for each in self.steps}
+        made = [tuner.choose(each, case.nodes, case.size, case.density) for each in self.profiles]
+        return [known[str((each.reducer, each.options))] for each in made]
 
     @property
     def fastest(self) -> Candidate:
@@ -212,11 +209,6 @@ def virtual() -> list[tuple[Group, dict[Candidate, float]]]:
     ]
 
 
-def off(ratios: Sequence[float]) -> str:
-    """Return how far ratios are from 1: the median."""
-    return percent(median(abs(each - 1) for each in ratios))
-
-
 def errors(given: Iterable[Group], reducer: str | None = None) -> list[float]:
     """Return expected over measured seconds of all candidates, or of those of a reducer."""
     return [
@@ -235,9 +227,7 @@ def reducers() -> list[str]:
 def by_cluster() -> str:
     rows = []
     for (layout, rate, delay), of_cell in groupby(groups(), key=lambda each: tuple(each.cell.values())):
-        rows.append(
-            [layout_in_words(layout), rate_in_words(rate), f"{delay:g} ms", *summary(errors(of_cell))]
-        )
+        rows += [[layout_in_words(layout), rate_in_words(rate), f"{delay:g} ms", *summary(errors(of_cell))]]
     return markdown(["nodes × ranks", "rate", "latency", *SUMMARY], rows)
 
 
@@ -245,8 +235,9 @@ SUMMARY = ("medians", "off by, median", "within 25 %", "predicted/measured")
 
 
 def summary(ratios: Sequence[float]) -> list[str]:
-    within = sum(abs(each - 1) <= 0.25 for each in ratios) / len(ratios)
-    return [f"{len(ratios)}", off(ratios), percent(within), f"{median(ratios):.2f}"]
+    off = [abs(each - 1) for each in ratios]
+    within = sum(each <= 0.25 for each in off) / len(off)
+    return [f"{len(ratios)}", percent(median(off)), percent(within), f"{median(ratios):.2f}"]
 
 
 def by_reducer() -> str:
@@ -259,8 +250,8 @@ def by_reducer() -> str:
             for candidate, value in found.items()
             if candidate.reducer == reducer
         ]
-        simulated_too = off(on_virtual_clock), f"{median(on_virtual_clock):.2f}"
-        rows.append([f"`{reducer}`", *summary(errors(groups(), reducer)), *simulated_too])
+        _, half, _, ratio = summary(on_virtual_clock)
+        rows.append([f"`{reducer}`", *summary(errors(groups(), reducer)), half, ratio])
     return markdown(["reducer", *SUMMARY, "simulated, off by", "simulated/measured"], rows)
 
 
@@ -328,10 +319,9 @@ def draw(path: Path) -> None:
 
 
 def blocks() -> dict[str, str]:
-    ratios = errors(groups())
-    _, half, most, _ = summary(ratios)
+    count, half, most, _ = summary(errors(groups()))
     return {
-        "errors": f"Of {len(ratios):,} predictions half are off by at most {half}, "
+        "errors": f"Of {int(count):,} predictions half are off by at most {half}, "
         f"and {most} by at most 25 %.\n",
         "errors by cluster": by_cluster(),
         "errors by reducer": by_reducer(),

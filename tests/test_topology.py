@@ -35,23 +35,26 @@ def test_an_impossible_layout_is_refused_with_received_and_expected(ranks_per_no
         simulated.run(lambda comm: Topology(comm, ranks_per_node), 4)
 
 
-def nodes_and_ranks(topology):
-    in_pieces = [each.in_pieces for each in (topology.world, topology.node, topology.stream)]
-    return topology.nodes, topology.node_index, topology.local_rank, topology.streams, in_pieces
-
-
 def test_nodes_are_discovered_by_host_and_the_same_when_emulated(layout):
     world_size, ranks_per_node, nodes = layout
-    discovered = simulated.run(lambda comm: nodes_and_ranks(Topology(comm)), world_size, ranks_per_node)
-    emulated = simulated.run(lambda comm: nodes_and_ranks(Topology(comm, ranks_per_node)), world_size)
-    streams = min(map(len, nodes))
-    expected = [
-        (nodes, index, node.index(rank), streams, [len(nodes) > 1, False, len(nodes) > 1])
-        for rank in range(world_size)
-        for index, node in enumerate(nodes)
-        if rank in node
-    ]
-    assert discovered == emulated == expected
+
+    def found(comm, *arguments):
+        topology = Topology(comm, *arguments)
+        node, stream = topology.node, topology.stream
+        joined = [(each.rank, each.allgather_ints([comm.rank])[:, 0].tolist()) for each in (node, stream)]
+        assert (topology.streams, topology.nodes) == (min(map(len, nodes)), nodes)
+        assert [each.in_pieces for each in (comm, stream, node)] == [len(nodes) > 1] * 2 + [False]
+        return topology.node_index, topology.local_rank, joined
+
+    expected = []
+    for rank in range(world_size):
+        index, own = next((index, node) for index, node in enumerate(nodes) if rank in node)
+        place = own.index(rank)
+        # a stream beyond the smallest node's ranks joins those nodes that reach it
+        across = [each[place] for each in nodes if len(each) > place]
+        expected.append((index, place, [(place, list(own)), (across.index(rank), across)]))
+    assert simulated.run(found, world_size, ranks_per_node) == expected
+    assert simulated.run(lambda comm: found(comm, ranks_per_node), world_size) == expected
 
 
 def test_ranks_dealt_to_hosts_in_turn_are_grouped_by_host_in_order_of_appearance():
@@ -67,23 +70,6 @@ def test_ranks_dealt_to_hosts_in_turn_are_grouped_by_host_in_order_of_appearance
     for rank in range(6):
         node, stream = [[rank % 3], [rank % 3 + 3]], [[each + rank // 3 * 3] for each in range(3)]
         assert seen[rank] == (nodes, rank % 3, rank // 3, [node, stream])
-
-
-def test_node_and_stream_join_the_ranks_they_name(layout):
-    world_size, ranks_per_node, nodes = layout
-
-    def body(comm):
-        topology = Topology(comm, ranks_per_node)
-        joined = topology.node, topology.stream
-        return [(each.rank, each.allgather_ints([comm.rank])[:, 0].tolist()) for each in joined]
-
-    for rank, (node, stream) in enumerate(simulated.run(body, world_size)):
-        own = next(each for each in nodes if rank in each)
-        local_rank = own.index(rank)
-        # a stream beyond the smallest node's ranks joins those nodes that reach it
-        across = [each[local_rank] for each in nodes if len(each) > local_rank]
-        assert node == (local_rank, list(own))
-        assert stream == (across.index(rank), across)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 7, 1000, 4099])
