@@ -9,7 +9,7 @@ import os
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +215,7 @@ KERNEL_SECONDS = 0.02  # of a run: in less than its turn on a shared core, a ran
 MOST_CALLS = 64
 SHORTEST_SECONDS = 1e-9  # that a clock can measure
 KERNEL_SIZE, KERNEL_DENSITIES = 1 << 23, (0.01, 0.001)
+SETS = 4  # of arrays, beyond what the largest caches hold
 ADDED_UP = 4  # vectors, when the speed of adding up sparse ones is measured
 
 
@@ -360,34 +361,49 @@ def calls_of_run(world: Communicator, action: Callable[[], object]) -> int:
 
 
 def _speeds(world: Communicator) -> Speeds:
-    """Measure every kernel on all ranks at the same time."""
+    """Measure every kernel on all ranks at the same time.
+
+    Gradient, residual and result are others at each call: what a step works on has left the caches since the
+    step before.
+    """
     size, (many, few) = KERNEL_SIZE, (entries(density, KERNEL_SIZE) for density in KERNEL_DENSITIES)
     gradients, arrays, kernels = Gradients(size), world.arrays, kernels_of(world.arrays)
-    host, residual = gradients.of(world.rank, 0), arrays.asarray(gradients.of(world.rank, 1))
-    gradient, out = arrays.asarray(host), zeros(size, arrays)
+    host = gradients.of(world.rank, 0)
     turned = (arrays.asarray(np.roll(host, turn)) for turn in range(ADDED_UP))
     selected = [kernels.make_selector("exact").select(vector, many) for vector in turned]
 
     def seconds(action: Callable[[], object]) -> float:
         return slowest(world, action, calls_of_run(world, action))
 
-    targets = gradient, residual, out  # in turns, as what a step places entries in has left the caches
+    other = gradients.of(world.rank, 1)
+    turns = cycle([(arrays.array(host), arrays.array(other), zeros(size, arrays)) for _ in range(SETS)])
+
+    def add() -> None:
+        gradient, residual, out = next(turns)
+        np.add(gradient, residual, out=out)
 
     def place() -> None:
-        for each in targets:
+        for each in next(turns):
             selected[0].subtract_from(each)
 
-    few_and_many = [
-        partial(kernels.make_selector("exact").select_sum, gradient, residual, k, out) for k in (few, many)
-    ]
+    def select(k: int) -> Callable[[], object]:
+        selector = kernels.make_selector("exact")
+
+        def action() -> None:
+            gradient, residual, out = next(turns)
+            selector.select_sum(gradient, residual, k, out)
+
+        return action
+
+    few_and_many = select(few), select(many)
     selecting = in_turns(world, *few_and_many, times=calls_of_run(world, few_and_many[0]))
     keep = max(0.0, float(np.median(selecting[:, 1] - selecting[:, 0])) / (many - few))
     return Speeds(
-        add=seconds(lambda: np.add(gradient, residual, out=out)) / size,
-        fill=seconds(lambda: out.fill(0)) / size,
+        add=seconds(add) / size,
+        fill=seconds(lambda: next(turns)[2].fill(0)) / size,
         select=max(0.0, float(np.median(selecting[:, 0])) - few * keep) / size,
         keep=keep,
-        place=seconds(place) / (len(targets) * many),
+        place=seconds(place) / (3 * many),
         entry=seconds(lambda: kernels.sum_sparse(selected)) / (ADDED_UP * many),
         code={
             wire: seconds(lambda: codec.decode(codec.encode(selected[0]), size)) / many  # noqa: B023
