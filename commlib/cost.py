@@ -241,6 +241,8 @@ class Step:
     takes, with their defaults. Closed forms of seconds take all nodes to be as large as the largest.
     ``whole``: of a step on a stream, one rank of every node, that of all ranks. ``clustered``: large entries
     lie close together, so that one range holds most of them; bytes are counted as if they were spread evenly.
+    ``settled``: thresholds hold for their periods, as in a training. Of ``tune``'s gradients, whose large
+    entries last, they do not: residuals grow, and more entries are sent.
     """
 
     nodes: Nodes
@@ -249,6 +251,7 @@ class Step:
     network: Network = Network()
     whole: "Step | None" = None
     clustered: bool = True
+    settled: bool = True
 
     @cached_property
     def world(self) -> Group:
@@ -258,7 +261,7 @@ class Step:
     def of_shard(self, size: int) -> "Step":
         """Return the step of the owners of a shard of ``size`` entries: one rank of every node."""
         nodes = [[place] for place in range(len(self.nodes))]
-        return Step(nodes, size, self.options, self.network, whole=self, clustered=self.clustered)
+        return replace(self, nodes=nodes, size=size, whole=self)
 
     @cached_property
     def ranks(self) -> int:

@@ -8,7 +8,7 @@ from commlib.errors import InvalidArgument
 # Open MPI asks the receiver before it sends a longer message than this, over TCP 64 KiB by default. On a slow
 # link the answer queues behind what the receiver sends itself; meanwhile the sender's link is idle.
 EAGER_BYTES = 256 << 10
-PIECES = 4  # that are as long as ``EAGER_BYTES``, of a message that ranks pass on while it arrives
+PIECES = 4  # of a long message that are together as long as ``EAGER_BYTES``
 _INTEGER_BYTES = 8
 
 

@@ -65,11 +65,15 @@ def predict_seconds(
     *,
     network: Network | None = None,
     speeds: Speeds | None = None,
+    settled: bool = True,
     **options: Any,
 ) -> float:
-    """Return the seconds of :func:`predict` alone, which is quick for thousands of ranks, too."""
+    """Return the seconds of :func:`predict` alone, which is quick for thousands of ranks, too.
+
+    ``settled``: as of :class:`commlib.cost.Step`.
+    """
     cost, step = _step(reducer, nodes, size, options, network or Network())
-    return sum(_seconds(cost, step, speeds))
+    return sum(_seconds(cost, replace(step, settled=settled), speeds))
 
 
 def _seconds(cost: Cost, step: Step, speeds: Speeds | None) -> tuple[float, float, float]:

@@ -58,6 +58,8 @@ class Topology(Closing):
     anyway; ``flags`` of :class:`commlib.Report` has those of all ranks. So ranks agree on something, such as
     to stop after this step, without an exchange of its own.
 
+    ``world`` and ``stream`` send long messages in pieces where there are several nodes.
+
     A context manager: ``close()`` frees ``node`` and ``stream``, and leaves the caller's ``world`` open.
     """
 

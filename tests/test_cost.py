@@ -17,8 +17,10 @@ from commlib import (
 )
 from commlib.cost import Group, Step, sparse_bytes
 from commlib.network import EAGER_BYTES, node_of_ranks
+from commlib.prediction import predict_seconds
 from commlib.reducers import reducer_options
 from commlib.transport import simulated
+from commlib.tuning.probe import Gradients
 from commlib.vectors import VALUE_BYTES
 from commlib.work import ENTRIES_OF_A_MESSAGE, LONGEST_WAIT_SECONDS, WAITING, Speeds, Work
 from tests.extent import dealt, more
@@ -337,16 +339,31 @@ def test_what_cannot_be_predicted_is_one_line(arguments, options, message):
         ("ssar_doubling", sum(2 * 40_000 * (1 - 0.99**ranks) for ranks in (1, 2, 4)), 3),  # sums of so many
         ("ssar_split", 8 * 400, 9),  # all are in one range
         ("dsar_split", 400, 8),
-        ("oktopk", 5 * 1.5 * 400, 11),  # of more than k: residuals grow
+        ("oktopk", 5 * 400, 11),
         ("spardl", 4 * 400, 8),
         ("hitopk", 2 * 100, 1 + 4),  # of the shard, from each node; and the sums of the node's shards
-        ("hioktopk", 5 * 1.5 * 100, 5 + 4),
+        ("hioktopk", 5 * 100, 5 + 4),
     ],
 )
 def test_entries_that_are_added_up_and_their_messages_take_their_time(name, entries, messages):
     speeds = Speeds(add=0, fill=0, select=0, keep=0, place=0, entry=1e-9, code={"fp32": 0})
     found = predict(name, layout(8, 4), 40_000, density=DENSITY, network=NETWORK, speeds=speeds)
     assert found.computing == pytest.approx(1e-9 * (entries + ENTRIES_OF_A_MESSAGE * messages))
+
+
+def test_more_is_sent_while_residuals_grow_than_when_thresholds_have_settled():
+    gradients, network = Gradients(100_000), Network(inter=Link(0.0, 1.0))  # a second a byte
+
+    def body(comm):
+        reducer = make_reducer("oktopk", Topology(comm), gradients.size, density=0.01)
+        for step in range(18):
+            reducer.reduce(gradients.of(comm.rank, step % 3))
+        return comm.sent_bytes.sum() / 18
+
+    options = {"density": 0.01, "network": network}
+    growing = predict_seconds("oktopk", layout(4, 1), gradients.size, settled=False, **options)
+    assert growing == pytest.approx(max(simulated.run(body, 4, 1)), rel=0.2)
+    assert predict_seconds("oktopk", layout(4, 1), gradients.size, **options) < 0.8 * growing
 
 
 @pytest.mark.parametrize("name", [name for name, reducer in REDUCERS.items() if reducer.sparse])

@@ -48,21 +48,26 @@ def _traffic(step: Step, rank: int) -> LinkBytes:
     return by_link(step.nodes, rank, to_each)
 
 
-# Entries are so many times k on average, as residuals grow until a threshold is found again: 1.2 to 1.7 of
-# docs/validation.md's gradients. The global one is so every 2.8 to 18 steps, where other counts reach it.
-DRIFT, USUAL_REEVALUATION = 1.5, 5
+# Before thresholds have settled, entries are so many times k on average, as residuals grow until one is found
+# again: 1.2 to 1.7 of docs/validation.md's gradients, where the global one is found every 2.8 to 18 steps.
+DRIFT, UNSETTLED_REEVALUATION = 1.5, 5
+
+
+def _sent(step: Step) -> float:
+    """Return how many entries are sent, and are in the result, on average."""
+    return step.k if step.settled else min(step.size, DRIFT * step.k)
 
 
 def _seconds(step: Step) -> LinkSeconds:
-    """``6k·(P − 1)/P`` words (equation 3), on average over the steps of its periods."""
-    group, size = step.world, step.size
-    parts = min(size, DRIFT * step.k) / group.size
+    """``6k·(P − 1)/P`` words at most (equation 3), on average over the steps of its periods."""
+    group, size, period = step.world, step.size, step.options["reevaluate_every"]
+    parts = _sent(step) / group.size
     split = group.exchange(step.message(parts, size / group.size))
     entry = index_dtype(size).itemsize + VALUE_BYTES
     gather = group.allgather_ints(3) + group.ring(entry * parts)
-    magnitudes = VALUE_BYTES * union(group.size, step.k, size) / group.size
+    magnitudes = VALUE_BYTES * union(group.size, _sent(step), size) / group.size
     regions: float = 2 * group.allgather_ints(1) / step.options["repartition_every"]
-    threshold: float = group.ring(magnitudes) / min(USUAL_REEVALUATION, step.options["reevaluate_every"])
+    threshold = group.ring(magnitudes) / (period if step.settled else min(UNSETTLED_REEVALUATION, period))
     return step.after_comparison(split + gather + regions + threshold)
 
 
@@ -71,7 +76,7 @@ def _work(step: Step) -> Work:
 
     With a lossy codec, the entries that were sent are decoded as well.
     """
-    k = min(step.size, DRIFT * step.k)
+    k = _sent(step)
     moved = Work(entry=5 * k, coded=k, messages=step.world.size + 3)
     work = step.selecting(step.size, k) + moved + step.placing(k)
     return work if step.codec.lossless else work + Work(entry=3 * k, coded=k, place=3 * k)
@@ -119,9 +124,7 @@ class OkTopK(SelectingReducer):
     local ∩ global rule), or the ``owner`` of the region their sum.
     """
 
-    cost = Cost(
-        _traffic, _seconds, _work, is_exact=False, applied=lambda step: step.k, most=lambda step: 2 * step.k
-    )
+    cost = Cost(_traffic, _seconds, _work, is_exact=False, applied=_sent, most=lambda step: 2 * step.k)
     options: OkTopKOptions
     state: OkTopKState
 

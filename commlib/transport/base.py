@@ -28,6 +28,9 @@ from commlib.vectors import Float32, Index
 Own = TypeVar("Own", bound="Closing")
 Integers = npt.NDArray[np.int64]
 
+# Longer messages go whole: of pieces, which wait for no receiver, Open MPI keeps copies until they have left.
+MOST_IN_PIECES = 32 << 20
+
 
 def check_color(color: int) -> int:
     """Return a color that every transport can split by; MPI has none below 0."""
@@ -84,8 +87,8 @@ class Communicator(Closing, ABC):
     object exchanges are not counted. ``arrays``: the module whose arrays gradients are, NumPy or CuPy.
     ``eager_bytes``: the longest message that is sent without waiting for the receiver's consent.
     ``shares_cores``: whether a machine has more ranks than cores, so that a rank that waits sleeps.
-    ``in_pieces``: whether long ones of ``send_message`` travel in pieces, as ``Topology`` has it where ranks
-    are on several nodes; inside a node, whose ranks copy whole messages faster, they do not.
+    ``in_pieces``: whether long ones of ``send_message`` travel in pieces. :class:`commlib.Topology` sets it
+    where there are several nodes; the ranks of one copy whole messages faster.
     """
 
     arrays: ModuleType = np
@@ -175,15 +178,13 @@ class Communicator(Closing, ABC):
     def send_message(self, message: Array, destination: int) -> Request:
         """Start sending contiguous bytes to a rank that does not know how many come.
 
-        A receiver has to consent to no piece, and can pass each on. A first one of their length says that the
-        length of the message comes next, and then its rest.
+        Where long ones travel in pieces, no receiver has to consent to a piece, and it can pass each on. A
+        first one of their length says that the length of the message comes next, and then its rest.
         """
         assert message.flags.c_contiguous
         assert message.dtype == np.uint8
         step = self._piece_bytes
-        is_announced = message.nbytes == step or (
-            self._goes_in_pieces(message) and message.nbytes >= 2 * step
-        )
+        is_announced = message.nbytes == step or self._goes_in_pieces(message.nbytes)
         first, rest = (message[:step], message[step:]) if is_announced else (message, message[:0])
         requests = [self._send_first(first, destination)]
         if is_announced:
@@ -191,8 +192,8 @@ class Communicator(Closing, ABC):
         requests += [self.send(piece, destination) for piece in _cut(rest, step)]
         return Requests(requests)
 
-    def _goes_in_pieces(self, message: Array) -> bool:
-        return self.in_pieces
+    def _goes_in_pieces(self, length: int) -> bool:
+        return self.in_pieces and 2 * self._piece_bytes <= length <= MOST_IN_PIECES
 
     def _send_first(self, piece: Array, destination: int) -> Request:
         self.sent_bytes[destination] += piece.nbytes
@@ -336,7 +337,7 @@ class ForwardingCommunicator(Communicator):
     def __init__(self, inner: Communicator) -> None:
         super().__init__(inner.rank, inner.size, inner.host)
         self.arrays, self.shares_cores, self._inner = inner.arrays, inner.shares_cores, inner
-        self.eager_bytes = inner.eager_bytes
+        self.eager_bytes, self.in_pieces = inner.eager_bytes, inner.in_pieces
 
     def __str__(self) -> str:
         return str(self._inner)

@@ -202,8 +202,8 @@ class MPICommunicator(Communicator):
         requests = [self._comm.Irecv(piece, source) for piece in pieces]
         return _MPIReceipt(self, requests, pieces, source)
 
-    def _goes_in_pieces(self, message: Array) -> bool:
-        return self.in_pieces or message.nbytes > PIECE_BYTES
+    def _goes_in_pieces(self, length: int) -> bool:
+        return length > PIECE_BYTES or super()._goes_in_pieces(length)
 
     def _send_message(self, message: Array, destination: int) -> Request:
         return _MPISent(self, [self._comm.Isend(message, destination)], destination)

@@ -287,10 +287,8 @@ def _incast(topology: Topology, inter: Link) -> float:
     """Return how many times as long all ranks take to send to all others as the link says."""
     world, nodes = topology.world, topology.nodes
     outgoing = [world.arrays.zeros(INCAST_BYTES, np.uint8)] * world.size
-    group, workspace = (
-        Group(len(nodes), max(map(len, nodes)), Network(Link(0, 0), inter)),
-        Workspace(world.arrays),
-    )
+    group = Group(len(nodes), max(map(len, nodes)), Network(Link(0, 0), inter))
+    workspace = Workspace(world.arrays)
     seconds = slowest(world, lambda: swap_messages(world, outgoing, workspace))
     return max(1.0, (seconds - inter.alpha) / (group.exchange(INCAST_BYTES) - inter.alpha))
 

@@ -238,9 +238,9 @@ def settings(case: Case, candidate: Candidate) -> dict[str, Any]:
 
 
 def _predict(profile: Profile, case: Case, candidate: Candidate) -> float:
-    speeds, network = profile.speeds, profile.network
-    given = settings(case, candidate)
-    return predict_seconds(candidate.reducer, case.nodes, case.size, network=network, speeds=speeds, **given)
+    """Return the seconds of a step with gradients like those of the trials."""
+    given = settings(case, candidate) | {"network": profile.network, "speeds": profile.speeds}
+    return predict_seconds(candidate.reducer, case.nodes, case.size, settled=False, **given)
 
 
 def _reason(profile: Profile, case: Case, best: Candidate, seconds: Mapping[Candidate, float]) -> str:
@@ -345,9 +345,9 @@ def seconds_in_turns(
     """Return the seconds of each candidate's steps, which take turns, in another order each time.
 
     A step is slower after one that waited long for the network: caches are cold, and processors asleep.
-    At least ``steps`` each; more, up to ``MOST_STEPS``, until they took ``LEAST_SECONDS`` a candidate; fewer
-    once they took ``seconds`` a candidate. Both limits include the warm-up: of many steps a third, in which
-    residuals grow and thresholds are found again and again.
+    At least ``steps`` are made of each; more, up to ``MOST_STEPS``, until they took ``LEAST_SECONDS`` a
+    candidate; fewer once they took ``seconds`` a candidate. Both limits include the warm-up, of many steps a
+    third, in which residuals grow and thresholds are found again and again.
     """
     reducers = [make_reducer(each.reducer, topology, case.size, **settings(case, each)) for each in chosen]
     taken: list[list[float]] = [[] for _ in chosen]
