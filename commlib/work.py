@@ -38,7 +38,7 @@ class Speeds:
 
 # Fitted to the steps of docs/validation.md, of four and eight ranks on two cores. A message takes as long as
 # so many entries that are added up, beside its own, to be cut out, encoded, decoded and merged.
-WAITING, LONGEST_WAIT_SECONDS = 0.6, 4e-3
+WAITING, LONGEST_WAIT_SECONDS = 0.6, 12e-3
 ENTRIES_OF_A_MESSAGE = 32_000
 
 

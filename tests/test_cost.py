@@ -339,10 +339,10 @@ def test_what_cannot_be_predicted_is_one_line(arguments, options, message):
         ("ssar_doubling", sum(2 * 40_000 * (1 - 0.99**ranks) for ranks in (1, 2, 4)), 3),  # sums of so many
         ("ssar_split", 8 * 400, 9),  # all are in one range
         ("dsar_split", 400, 8),
-        ("oktopk", 5 * 400, 11),
+        ("oktopk", 5 * 400, 13),
         ("spardl", 4 * 400, 8),
         ("hitopk", 2 * 100, 1 + 4),  # of the shard, from each node; and the sums of the node's shards
-        ("hioktopk", 5 * 100, 5 + 4),
+        ("hioktopk", 5 * 100, 7 + 4),
     ],
 )
 def test_entries_that_are_added_up_and_their_messages_take_their_time(name, entries, messages):

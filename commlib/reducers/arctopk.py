@@ -50,7 +50,7 @@ def _work(step: Step) -> Work:
     """Accumulate, and multiply each row by ``r`` columns; take and add up the entries of the rows sent."""
     _, sent = _rows(step)
     passes = 1 + step.decays + COLUMN * step.options["sketch"]
-    return Work(add=step.size * passes, entry=sent) + step.placing(sent)
+    return Work(add=step.size * passes, entry=sent, messages=3) + step.placing(sent)
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def _seconds(step: Step) -> LinkSeconds:
 
 def _work(step: Step) -> Work:
     """Accumulate; select from one partition; take and add up ``k`` values."""
-    selected = Work(add=step.size / step.world.size, entry=step.k, coded=step.k, messages=1)
+    selected = Work(add=step.size / step.world.size, entry=step.k, coded=step.k, messages=3)
     return Work(add=step.size * (1 + step.decays)) + selected + step.placing(step.k)
 
 

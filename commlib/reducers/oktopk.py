@@ -77,7 +77,7 @@ def _work(step: Step) -> Work:
     With a lossy codec, the entries that were sent are decoded as well.
     """
     k = _sent(step)
-    moved = Work(entry=5 * k, coded=k, messages=step.world.size + 3)
+    moved = Work(entry=5 * k, coded=k, messages=step.world.size + 5)
     work = step.selecting(step.size, k) + moved + step.placing(k)
     return work if step.codec.lossless else work + Work(entry=3 * k, coded=k, place=3 * k)
 
