@@ -141,7 +141,8 @@ class Group:
     @cached_property
     def expected(self) -> dict[Candidate, float]:
         """Return the seconds by today's closed forms, before any trial."""
-        return _medians([tuner.expect(replace(each, trials=()), self.case) for each in self.profiles])
+        before = [replace(each, trials=()) for each in self.profiles]
+        return _medians([tuner.expect(each, self.case, settled=False) for each in before])
 
     @cached_property
     def steps(self) -> dict[Candidate, float]:

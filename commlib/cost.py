@@ -241,8 +241,8 @@ class Step:
     takes, with their defaults. Closed forms of seconds take all nodes to be as large as the largest.
     ``whole``: of a step on a stream, one rank of every node, that of all ranks. ``clustered``: large entries
     lie close together, so that one range holds most of them; bytes are counted as if they were spread evenly.
-    ``settled``: thresholds hold for their periods, as in a training. Of ``tune``'s gradients, whose large
-    entries last, they do not: residuals grow, and more entries are sent.
+    ``settled``: thresholds hold for their periods, as in a training. Of gradients whose large entries last,
+    as those of :class:`commlib.tuning.probe.Gradients`, residuals grow, and more entries are sent.
     """
 
     nodes: Nodes

@@ -183,8 +183,8 @@ def _trials(profile: Profile, case: Case) -> list[Trial]:
     return [trial for trial in profile.trials if _case_of(trial, case) == case]
 
 
-def expect(profile: Profile, case: Case) -> dict[Candidate, float]:
-    """Return the seconds that a step is expected to take with each candidate.
+def expect(profile: Profile, case: Case, *, settled: bool = True) -> dict[Candidate, float]:
+    """Return the seconds that a step is expected to take with each candidate; ``settled``: as of ``Step``.
 
     Those of its trials in exactly this case. Else the cost model's prediction, times the ratio of measured to
     predicted seconds in the candidate's trials that are nearest to this case in size and density (if it has
@@ -192,7 +192,7 @@ def expect(profile: Profile, case: Case) -> dict[Candidate, float]:
     """
     known = candidates(between_nodes=_is_between(case.nodes), on_gpus=case.on_gpus)
     ratios = {
-        trial: trial.seconds / _predict(profile, _case_of(trial, case), trial.candidate)
+        trial: trial.seconds / _predict(profile, _case_of(trial, case), trial.candidate, settled)
         for trial in profile.trials
         if trial.candidate in known
     }
@@ -201,7 +201,7 @@ def expect(profile: Profile, case: Case) -> dict[Candidate, float]:
         own = [trial for trial in ratios if trial.candidate == candidate]
         near = _nearest(own or list(ratios), case)
         ratio = geometric_mean(ratios[trial] for trial in near) if near else 1.0
-        expected[candidate] = ratio * _predict(profile, case, candidate)
+        expected[candidate] = ratio * _predict(profile, case, candidate, settled)
     here = _trials(profile, case)
     for candidate in dict.fromkeys(trial.candidate for trial in here):
         expected[candidate] = geometric_mean(trial.seconds for trial in here if trial.candidate == candidate)
@@ -237,10 +237,9 @@ def settings(case: Case, candidate: Candidate) -> dict[str, Any]:
     return density | candidate.given
 
 
-def _predict(profile: Profile, case: Case, candidate: Candidate) -> float:
-    """Return the seconds of a step with gradients like those of the trials."""
+def _predict(profile: Profile, case: Case, candidate: Candidate, settled: bool) -> float:
     given = settings(case, candidate) | {"network": profile.network, "speeds": profile.speeds}
-    return predict_seconds(candidate.reducer, case.nodes, case.size, settled=False, **given)
+    return predict_seconds(candidate.reducer, case.nodes, case.size, settled=settled, **given)
 
 
 def _reason(profile: Profile, case: Case, best: Candidate, seconds: Mapping[Candidate, float]) -> str:
