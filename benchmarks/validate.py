@@ -1,6 +1,6 @@
 """Compare the cost model, the virtual clock and what ``auto`` picks with measurements: docs/validation.md.
 
-    python -m benchmarks.validate --measure     # as root, an hour alone: emulated clusters
+    python -m benchmarks.validate --measure     # as root, two hours alone: emulated clusters
     python -m benchmarks.validate --simulate    # a part of it on simulated ranks: some minutes
     python -m benchmarks.validate               # the tables and the picture, from the last of both
 
@@ -76,7 +76,9 @@ def on_this_rank(comm: Communicator, cases: Sequence[tuple[int, float]]) -> None
 
 def measure() -> None:
     """Make the visits that are not in the records yet."""
-    done = [(each["visit"], each["cell"]) for each in recorded(RECORDS)]
+    done = [(each.get("visit"), each["cell"]) for each in recorded(RECORDS)]
+    if None in dict(done):
+        raise SystemExit(f"{RECORDS}: remove the records of an earlier version first")
     with cluster_until_end() as cluster:
         for visit, (layout, rate, delay, cases) in product(range(VISITS), CELLS):
             cell = {"layout": layout, "rate": rate, "delay_ms": delay}
