@@ -13,7 +13,7 @@ import argparse
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import accumulate, groupby, pairwise, product
 from pathlib import Path
 from statistics import median
@@ -143,8 +143,8 @@ class Group:
     @cached_property
     def expected(self) -> dict[Candidate, float]:
         """Return the seconds by today's closed forms, before any trial."""
-        before = [replace(each, trials=()) for each in self.profiles]
-        return _medians([tuner.expect(each, self.case, settled=False) for each in before])
+        own = partial(tuner.predicted, case=self.case, settled=False)
+        return _medians([{one: own(each, candidate=one) for one in self.steps} for each in self.profiles])
 
     @cached_property
     def steps(self) -> dict[Candidate, float]:

@@ -9,6 +9,7 @@ import os
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from commlib.errors import InvalidArgument, one_line, shown
 from commlib.kernels import kernels_of
 from commlib.network import Link, Network
 from commlib.reducers.messages import swap_messages
+from commlib.selection import Selector
 from commlib.topology import Topology
 from commlib.transport.base import Communicator
 from commlib.vectors import Float32
@@ -384,16 +386,11 @@ def _speeds(world: Communicator) -> Speeds:
         for each in next(turns):
             selected[0].subtract_from(each)
 
-    def select(k: int) -> Callable[[], object]:
-        selector = kernels.make_selector("exact")
+    def select(selector: Selector, k: int) -> None:
+        gradient, residual, out = next(turns)
+        selector.select_sum(gradient, residual, k, out)
 
-        def action() -> None:
-            gradient, residual, out = next(turns)
-            selector.select_sum(gradient, residual, k, out)
-
-        return action
-
-    few_and_many = select(few), select(many)
+    few_and_many = [partial(select, kernels.make_selector("exact"), k) for k in (few, many)]
     selecting = in_turns(world, *few_and_many, times=calls_of_run(world, few_and_many[0]))
     keep = max(0.0, float(np.median(selecting[:, 1] - selecting[:, 0])) / (many - few))
     return Speeds(

@@ -183,8 +183,8 @@ def _trials(profile: Profile, case: Case) -> list[Trial]:
     return [trial for trial in profile.trials if _case_of(trial, case) == case]
 
 
-def expect(profile: Profile, case: Case, *, settled: bool = True) -> dict[Candidate, float]:
-    """Return the seconds that a step is expected to take with each candidate; ``settled``: as of ``Step``.
+def expect(profile: Profile, case: Case) -> dict[Candidate, float]:
+    """Return the seconds that a step is expected to take with each candidate.
 
     Those of its trials in exactly this case. Else the cost model's prediction, times the ratio of measured to
     predicted seconds in the candidate's trials that are nearest to this case in size and density (if it has
@@ -192,7 +192,7 @@ def expect(profile: Profile, case: Case, *, settled: bool = True) -> dict[Candid
     """
     known = candidates(between_nodes=_is_between(case.nodes), on_gpus=case.on_gpus)
     ratios = {
-        trial: trial.seconds / _predict(profile, _case_of(trial, case), trial.candidate, settled)
+        trial: trial.seconds / predicted(profile, _case_of(trial, case), trial.candidate)
         for trial in profile.trials
         if trial.candidate in known
     }
@@ -201,7 +201,7 @@ def expect(profile: Profile, case: Case, *, settled: bool = True) -> dict[Candid
         own = [trial for trial in ratios if trial.candidate == candidate]
         near = _nearest(own or list(ratios), case)
         ratio = geometric_mean(ratios[trial] for trial in near) if near else 1.0
-        expected[candidate] = ratio * _predict(profile, case, candidate, settled)
+        expected[candidate] = ratio * predicted(profile, case, candidate)
     here = _trials(profile, case)
     for candidate in dict.fromkeys(trial.candidate for trial in here):
         expected[candidate] = geometric_mean(trial.seconds for trial in here if trial.candidate == candidate)
@@ -237,7 +237,8 @@ def settings(case: Case, candidate: Candidate) -> dict[str, Any]:
     return density | candidate.given
 
 
-def _predict(profile: Profile, case: Case, candidate: Candidate, settled: bool) -> float:
+def predicted(profile: Profile, case: Case, candidate: Candidate, *, settled: bool = True) -> float:
+    """Return the cost model's seconds of a step, whatever was tried; ``settled``: as of ``Step``."""
     given = settings(case, candidate) | {"network": profile.network, "speeds": profile.speeds}
     return predict_seconds(candidate.reducer, case.nodes, case.size, settled=settled, **given)
 
@@ -352,8 +353,8 @@ def seconds_in_turns(
     taken: list[list[float]] = [[] for _ in chosen]
     generator = np.random.default_rng(0)  # the same order on all ranks
     for step in range(WARM_UP_STEPS + MOST_STEPS):
+        gradient = gradients[step % len(gradients)]
         for turn in generator.permutation(len(chosen)):
-            gradient = gradients[step % len(gradients)]
             taken[turn].append(step_seconds(topology.world, reducers[turn], gradient))
         limit = LEAST_SECONDS if step >= WARM_UP_STEPS + steps - 1 else seconds
         if step >= WARM_UP_STEPS and sum(map(sum, taken)) > limit * len(chosen):
