@@ -36,7 +36,7 @@ class Speeds:
         return computing + min(WAITING * computing, LONGEST_WAIT_SECONDS) if self.shared else computing
 
 
-# Fitted to the steps of docs/validation.md, of four and eight ranks on two cores. A message takes as long as
+# Fitted to steps of docs/validation.md, where ranks outnumber two cores. A message takes as long as
 # so many entries that are added up, beside its own, to be cut out, encoded, decoded and merged.
 WAITING, LONGEST_WAIT_SECONDS = 0.6, 12e-3
 ENTRIES_OF_A_MESSAGE = 32_000

@@ -1,6 +1,7 @@
 """Top-k all-gather: everybody sends everybody its entries (TopkA in Ok-Topk, NaiveAG in HiTopKComm)."""
 
 from commlib.cost import Cost, LinkSeconds, Step, by_link
+from commlib.reducers.messages import gather_messages
 from commlib.reducers.sparse import SelectingReducer
 from commlib.topology import LinkBytes
 from commlib.vectors import SparseVector
@@ -41,4 +42,4 @@ class AllGather(SelectingReducer):
 
     def _gather(self, message: Message) -> list[Message]:
         """Return the message of every rank of ``comm``."""
-        return self.all_gather(message, meanwhile=self.clear_mean)
+        return gather_messages(self.comm, message, self.workspace, meanwhile=self.clear_mean)

@@ -14,6 +14,7 @@ from commlib.cost import Cost, LinkSeconds, Step, allreduce_traffic, by_link
 from commlib.entries import INFINITY, take_out
 from commlib.errors import InvalidArgument
 from commlib.reducers.base import check_is_bool
+from commlib.reducers.messages import gather_messages
 from commlib.reducers.residual import ResidualOptions, ResidualReducer, State
 from commlib.registry import resolve
 from commlib.selection.base import BLOCK, accumulate, block_maxima, reaching
@@ -224,7 +225,7 @@ class ExDyna(ResidualReducer):
         own = selected.indices_or_range
         message = codec.encode(own, selected.size) if len(own) else np.empty(0, np.uint8)
         with self.measure(self.link):
-            messages = self.all_gather(message)
+            messages = gather_messages(self.comm, message, self.workspace)
         indices = [np.empty(0, dtype)]
         with self.measure("combine"):
             for rank, low, high in zip(ranks, edges[:-1], edges[1:], strict=True):

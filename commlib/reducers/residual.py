@@ -5,7 +5,7 @@ Those that select entries are in :mod:`commlib.reducers.sparse`.
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar
@@ -21,7 +21,7 @@ from commlib.kernels import kernels_of
 from commlib.reducers.base import Options, Reducer, check_is_bool
 from commlib.reducers.layouts import Flat, Shards
 from commlib.reducers.mean import AnyMeanBuffer
-from commlib.reducers.messages import all_reduce_doubling, gather_messages
+from commlib.reducers.messages import all_reduce_doubling
 from commlib.reducers.report import Forgotten, Outcome
 from commlib.topology import Topology
 from commlib.vectors import Float32, SparseVector, delta, partition
@@ -171,15 +171,6 @@ class ResidualReducer(Reducer):
             sums: Float32 = self.workspace.get("sums", len(vector))
             self.layout.ring.allreduce(np.split(vector, cuts), np.split(sums, cuts), lambda total: None)
         return sums
-
-    def all_gather(
-        self,
-        message: Message,
-        allocate: Callable[[int, int], Message] | None = None,
-        meanwhile: Callable[[], None] = lambda: None,
-    ) -> list[Message]:
-        """Return the message of every rank of ``comm``, see ``gather_messages``."""
-        return gather_messages(self.comm, message, self.workspace, allocate, meanwhile)
 
     def sum_sparse(self, vectors: Sequence[SparseVector], at: int = 0) -> SparseVector:
         """Return the sum, in order, of vectors whose index 0 is entry ``at`` of the own range.

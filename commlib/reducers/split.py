@@ -18,7 +18,7 @@ from commlib.cost import (
     whole_size,
 )
 from commlib.errors import InvalidArgument, look_up
-from commlib.reducers.messages import message_buffer, swap_messages
+from commlib.reducers.messages import gather_messages, message_buffer, swap_messages
 from commlib.reducers.sparse import SelectingReducer, SparseOptions
 from commlib.topology import LinkBytes, Topology
 from commlib.vectors import VALUE_BYTES, SparseVector, concatenate, partition
@@ -114,7 +114,7 @@ class SplitReducer(SelectingReducer):
             return message_buffer(self.workspace, rank, length)
 
         with self.measure(self.link):
-            messages = self.all_gather(message, allocate)
+            messages = gather_messages(self.comm, message, self.workspace, allocate)
         with self.measure("combine"):
             pairs = zip(sizes, map(len, messages), strict=True)
             if not any(0 < codec.message_bytes(size, size) == length for size, length in pairs):
