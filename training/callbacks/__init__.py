@@ -9,7 +9,7 @@ from training.callbacks.callback import Callback, Event, PhaseView, RunView
 from training.callbacks.files import MLLog
 from training.callbacks.stopping import EarlyStopping
 from training.callbacks.writers import MLflow, TensorBoard, WeightsAndBiases
-from training.config.schema import PartRecord, imported, part_in, problem
+from training.config.schema import PartRecord, imported, part_in
 from training.config.secrets import resolved
 
 __all__ = ["CALLBACKS", "Callback", "CallbackRecord", "Event", "PhaseView", "RunView"]
@@ -32,13 +32,9 @@ class CallbackRecord(PartRecord):
     @model_validator(mode="after")
     def _takes_these_options(self) -> "CallbackRecord":
         if imported(CALLBACKS, "callback", self.name) is not None:
-            try:
-                self.check()
-                if self.name in CALLBACKS:
-                    CALLBACKS[self.name](**self.options)
-            except ValueError as error:
-                key, text = getattr(error, "key", ""), getattr(error, "text", str(error))
-                raise problem(text, key=key) from error
+            self.check()
+            if self.name in CALLBACKS:
+                CALLBACKS[self.name](**self.options)
         return self
 
     def check(self) -> None:

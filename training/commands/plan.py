@@ -14,6 +14,7 @@ from training.plan.samples import listing_of, load_countable
 from training.plan.simulation import Simulation, simulations
 from training.plan.site import site_of
 from training.process.job import log_error, usage_error
+from training.report.texts import duration
 from training.run.parts import import_parts
 
 
@@ -188,7 +189,7 @@ def _step(plan: Plan) -> Table:
                 *map(milliseconds, (phase.messages, phase.computing, phase.step)),
                 NOTHING if phase.per_second is None else f"{phase.per_second:,.0f} {phase.unit}",
                 NOTHING if phase.efficiency is None else f"{phase.efficiency:.1%}",
-                _time(phase.seconds),
+                NOTHING if phase.seconds is None else duration(phase.seconds),
                 _shown(phase.traffic_bytes, 1e-9),
                 NOTHING if cost is None else f"{cost:,.2f}",
             ]
@@ -209,22 +210,8 @@ def _shown(value: float | None, unit: float) -> str:
     return f"{value * unit:,.0f}" if value * unit >= 100 else f"{value * unit:.3g}"
 
 
-def _time(seconds: float | None) -> str:
-    """Return a length of time.
-
-    >>> _time(3725.4), _time(2.25)
-    ('1:02:05', '2.2 s')
-    """
-    if seconds is None:
-        return NOTHING
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
-
-
 def _totals(plan: Plan) -> Iterator[str]:
-    parts = [] if plan.seconds is None else [f"{_time(plan.seconds)} without tests and checkpoints"]
+    parts = [] if plan.seconds is None else [f"{duration(plan.seconds)} without tests and checkpoints"]
     if plan.traffic_bytes:
         parts.append(f"{_shown(plan.traffic_bytes, 1e-9)} GB over the slow link from all nodes")
     if plan.cost is not None:

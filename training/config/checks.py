@@ -3,12 +3,10 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from pydantic_core import PydanticCustomError
-
 from commlib.errors import InvalidArgument, shown, suggestion
 from training.config.records import AnyConfig, Phase, Target
 from training.config.reducers import AUTO, check_options, check_takes, options_of
-from training.config.schema import imported, problem, reported
+from training.config.schema import ConfigurationError, imported, problem, reported
 from training.models import MODELS, check_model
 from training.tasks.task import Metric
 
@@ -38,7 +36,7 @@ def check(config: AnyConfig) -> None:
         _local_steps_go_with_what_is_given(config, phase, f"phases[{number}]")
 
 
-def _wrong(key: str, expected: str, got: object) -> PydanticCustomError:
+def _wrong(key: str, expected: str, got: object) -> ConfigurationError:
     return problem(f"expected {expected}; got {got}", key=key)
 
 
@@ -85,8 +83,7 @@ def _the_task_has_what_is_given(config: AnyConfig) -> None:
     if imported(MODELS, "model", config.model.name) is not None:
         with reported("model"):
             check_model(config.model.name, config.model.options, task.signature)
-    with reported():  # the line of a task begins with the key
-        config.task.make().check(config)
+    config.task.make().check(config)
 
 
 def _the_target_is_a_metric(target: Target, task: str, metrics: Mapping[str, Metric]) -> None:

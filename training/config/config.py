@@ -78,7 +78,7 @@ class Config(reducers.Reducing):
     resume: str = "never"
     """``auto``: resume the last run of this name that did not end; a run's folder: resume that run."""
     target: records.Target | None = None
-    """The run ends when this is reached; ``dawnbench.tsv`` and ``dawnbench.json`` are written then."""
+    """The run ends when this is reached; ``dawnbench.json`` and ``dawnbench.tsv`` are written beside."""
     dawnbench: records.DawnBenchEntry = records.DawnBenchEntry()
     """Fields of ``dawnbench.json`` besides those of the run."""
     ranks_per_node: records.Layout = None

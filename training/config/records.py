@@ -84,8 +84,7 @@ class DatasetRecord(PartRecord):
     @model_validator(mode="after")
     def _takes_what_is_given(self) -> "DatasetRecord":
         if imported(DATASETS, "dataset", self.name) is not None:
-            with reported():
-                check_dataset(self.name, self.path, self.options)
+            check_dataset(self.name, self.path, self.options)
         return self
 
     def make(self) -> Dataset:

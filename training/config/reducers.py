@@ -10,19 +10,19 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, model_validator
 
-from commlib import REDUCERS, SELECTORS, Reducer, registry
-from commlib.errors import InvalidArgument, UnknownName, look_up, shown, suggestion
+from commlib import REDUCERS, Reducer, registry
+from commlib.errors import InvalidArgument, shown, suggestion
 from commlib.reducers import WRAPPERS, check_wrapper
 from commlib.registry import is_import_path
 from commlib.selection import make_selector
 from commlib.wire import make_codec
-from training.config.schema import Density, PartRecord, Record, imported, part_in, problem, reported
+from training.config.schema import Density, PartRecord, Record, imported, named, part_in, problem
 
 AUTO = "auto"  # the reducer that is chosen when the run begins, from the profile of its ranks
 DEFAULT_REDUCER = "dense"
+OPTIONS_INSIDE = ("density", "selector", "wire")
 # All sparse reducers have the same.
 DEFAULT_DENSITY: float = registry.options_of(REDUCERS["allgather"], positional=2)["density"]
-OPTIONS_INSIDE = ("density", "selector", "wire")
 
 
 def _check_codec(name: str) -> str:
@@ -30,8 +30,8 @@ def _check_codec(name: str) -> str:
     try:
         if not any(map(is_import_path, name.split("+"))):
             make_codec(name)
-    except (UnknownName, InvalidArgument) as error:
-        raise problem(getattr(error, "text", str(error))) from error
+    except InvalidArgument as error:  # without its key, which is this one
+        raise problem(error.text) from error
     return name
 
 
@@ -40,10 +40,8 @@ def _selector(given: Any) -> Any:
     name = given.get("name") if isinstance(given, Mapping) else given
     if not isinstance(name, str):
         raise problem(f"expected a name, or the key name and options, got {shown(given)}")
-    with reported():
-        if not is_import_path(name):
-            look_up(SELECTORS, "selector", name)
-            make_selector(given)
+    if not is_import_path(name):
+        make_selector(given)
     return given
 
 
@@ -60,9 +58,8 @@ class WrapperRecord(PartRecord):
 
     @model_validator(mode="after")
     def _takes_what_is_given(self) -> "WrapperRecord":
-        with reported():
-            if self.name in WRAPPERS:
-                check_wrapper(self.model_dump())
+        if self.name in WRAPPERS:
+            check_wrapper(self.model_dump())
         return self
 
 
@@ -105,13 +102,7 @@ class ReducerRecord(Record):
             check_wrapper(each.model_dump())
 
 
-def _record(value: Any) -> Any:
-    if not isinstance(value, str | Mapping | ReducerRecord):
-        raise problem(f"expected a name, or the key name and options, got {shown(value)}")
-    return {"name": value} if isinstance(value, str) else value
-
-
-GivenReducer = Annotated[ReducerRecord, BeforeValidator(_record)]
+GivenReducer = Annotated[ReducerRecord, BeforeValidator(named)]
 
 
 def inherited(above: ReducerRecord, own: ReducerRecord | None) -> dict[str, Any]:

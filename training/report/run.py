@@ -234,15 +234,30 @@ def read(path: Path, name: str) -> Run:
 
 
 def _add_records(run: Run, records: Sequence[Record]) -> None:
-    walk = _Walk(run)
+    begins: dict[int, int] = {}  # steps of the run before each phase that has begun
+    end = 0
     for record, seconds in _survivors(records):
-        walk.add(record, seconds)
+        kind, phase, place = record["kind"], whole(record, "phase"), whole(record, "run_steps")
+        end = place or end
+        if kind not in ("step", "epoch"):
+            run.events.append(Event(record, end, seconds))
+            continue
+        # the record of a step has its number in the phase, that of an epoch the steps of that epoch
+        count = whole(record, "step" if kind == "step" else "steps") or 0
+        if phase is None or place is None or (number_of := whole(record, "epoch")) is None:
+            continue
+        begins.setdefault(phase, max(0, place - count))
+        if kind == "step":
+            run.steps.append(Event(record, place, seconds))
+        else:
+            at = number(record, "run_seconds")
+            run.epochs.append(Epoch(record, place, seconds if at is None else at, number_of, phase, count))
     configs, results = (dict(enumerate(mappings(each.get("phases")))) for each in (run.config, run.summary))
     choices = {whole(each.record, "phase"): each.record for each in run.all_of("choice")}
-    for index in range(max([*configs, *results, *walk.begins], default=-1) + 1):
+    for index in range(max([*configs, *results, *begins], default=-1) + 1):
         config, result, choice = (each.get(index, {}) for each in (configs, results, choices))
         own = [each for each in run.epochs if each.phase == index]
-        run.phases.append(Phase(index, config, result, choice, walk.begins.get(index), own))
+        run.phases.append(Phase(index, config, result, choice, begins.get(index), own))
 
 
 _Timed = tuple[Record, float]  # a record, and the second of the run at which it was written
@@ -283,70 +298,6 @@ def _resumed_at(before: Sequence[_Timed], resumption: Record) -> float:
 
 def _is_repeated(record: Record, resumption: Record) -> bool:
     """Return whether a step or an epoch is after the place where a run was resumed."""
-    epoch = whole(record, "epoch")
-    if record["kind"] not in ("step", "epoch") or epoch is None:
-        return False
-    at = whole(resumption, "run_epoch") or 0
-    if record["kind"] == "epoch" or epoch != at:
-        return epoch >= at
-    return (whole(record, "step") or 0) > (whole(resumption, "phase_steps") or 0)
-
-
-class _Walk:
-    """Adds records to a run in their order, and tracks the phase.
-
-    ``begins``: steps of the run before each phase that has begun. The record of a step has its number in the
-    phase, the record of an epoch the steps of that epoch.
-    """
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self.configs = mappings(run.config.get("phases"))
-        self.begins: dict[int, int] = {}
-        self._phase = self._begin = self._first_epoch = 0
-        self._next_epoch = self._epochs_end = self._end = self._step = 0
-
-    def add(self, record: Record, seconds: float) -> None:
-        """Add a record; a step or an epoch without its number is left out."""
-        kind = record["kind"]
-        if kind in ("step", "epoch"):
-            if (count := whole(record, kind)) is not None:
-                (self._add_step if kind == "step" else self._add_epoch)(count, record, seconds)
-            return
-        if kind in ("checkpoint", "resume"):
-            self._end = max(self._end, whole(record, "steps") or 0)
-        self._run.events.append(Event(record, self._end, seconds))
-
-    def _add_step(self, step: int, record: Record, seconds: float) -> None:
-        if not self.configs and step <= self._step:  # without a configuration, numbers begin again
-            self._begin_phase()
-        self._step = step
-        self._end = self._begin + step
-        self.begins.setdefault(self._phase, self._begin)
-        self._run.steps.append(Event(record, self._end, seconds))
-
-    def _add_epoch(self, epoch: int, record: Record, seconds: float) -> None:
-        steps = whole(record, "steps") or 0
-        missing = max(0, epoch - self._next_epoch)  # their records: a disk was full
-        self._epochs_end += (missing + 1) * steps
-        self._end, self._next_epoch = self._epochs_end, epoch + 1
-        self.begins.setdefault(self._phase, self._begin)
-        at = number(record, "run_seconds")
-        end = Epoch(record, self._end, seconds if at is None else at, epoch, self._phase, steps)
-        self._run.epochs.append(end)
-        if self._is_over(epoch):
-            self._begin_phase()
-
-    def _is_over(self, epoch: int) -> bool:
-        if self._phase + 1 >= len(self.configs):
-            return False
-        config = self.configs[self._phase]
-        epochs, steps = whole(config, "epochs"), whole(config, "steps")
-        made = self._epochs_end - self._begin
-        return (epochs is not None and epoch - self._first_epoch + 1 >= epochs) or (
-            steps is not None and made >= steps
-        )
-
-    def _begin_phase(self) -> None:
-        self._phase += 1
-        self._begin, self._first_epoch, self._step = self._epochs_end, self._next_epoch, 0
+    if record["kind"] == "epoch":
+        return (whole(record, "epoch") or 0) >= (whole(resumption, "run_epoch") or 0)
+    return record["kind"] == "step" and (whole(record, "run_steps") or 0) > (whole(resumption, "steps") or 0)

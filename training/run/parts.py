@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from pydantic_core import PydanticCustomError
-
 from commlib import REDUCERS, Communicator, Reducer, Topology, registry
 from commlib.errors import one_line
 from commlib.exchange import check_config
@@ -18,7 +16,6 @@ from commlib.registry import is_import_path
 from training.config.checks import check
 from training.config.config import Config, Loaded, load_with_warnings
 from training.config.reducers import AUTO
-from training.config.schema import line_of
 from training.datasets import DATASETS, check_dataset
 from training.models import MODELS
 from training.process.job import all_or_raise, log_error, on_rank0
@@ -56,10 +53,7 @@ def import_parts(config: Config) -> Config:
     _at("model", lambda: registry.resolve(MODELS, "model", model.name))
     for number, each in enumerate(config.callbacks):
         _at(f"callbacks[{number}]", each.check)
-    try:
-        check(config)
-    except PydanticCustomError as error:
-        raise ValueError(line_of(error)) from error
+    check(config)
     resolved = config.resolved()
     check_reducers(resolved)
     return resolved

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, model_validator
 from commlib import registry
 from commlib.errors import InvalidArgument
 from training.config.records import AnyPhase, Phase
-from training.config.schema import PartRecord, imported, part_in, reported
+from training.config.schema import PartRecord, imported, part_in
 from training.tasks.image_classification import ImageClassification
 from training.tasks.language_model import LanguageModel, MaskedLanguageModel
 from training.tasks.task import (
@@ -65,8 +65,7 @@ class TaskRecord(PartRecord):
     @model_validator(mode="after")
     def _takes_what_is_given(self) -> "TaskRecord":
         if self.kind is not None:
-            with reported():
-                self.check()
+            self.check()
         return self
 
     @property
