@@ -89,10 +89,7 @@ def test_a_path_with_a_space_is_refused_at_once(machine):
     [
         ({"PYTHON": "mine"}, "found Python 2.7.18"),  # chosen by name, it is the one that is judged
         ({"HOME": ""}, "needs HOME, found none"),
-        (
-            {"XDG_CACHE_HOME": "{}/bin/mine"},
-            "cloudtrain: cannot write to {}/bin/mine/cloudtrain/wheels: ",
-        ),
+        ({"XDG_CACHE_HOME": "{}/bin/mine"}, "cloudtrain: cannot write to {}/bin/mine/cloudtrain/wheels: "),
     ],
 )
 def test_an_environment_that_is_wrong_is_named(machine, environment, said):

@@ -25,10 +25,7 @@ WITH_TENSORFLOW = (
 @pytest.mark.launch
 @pytest.mark.parametrize(
     ("processes", "verify", "files"),
-    [
-        (3, 1, PLAIN),
-        *more((3, 1, WITH_TENSORFLOW), (2, 1, PLAIN), (4, 0, PLAIN), (6, 0, PLAIN)),
-    ],
+    [(3, 1, PLAIN), *more((3, 1, WITH_TENSORFLOW), (2, 1, PLAIN), (4, 0, PLAIN), (6, 0, PLAIN))],
 )
 def test_the_same_bodies_pass_on_real_ranks_whether_messages_are_verified_or_not(processes, verify, files):
     result = run(

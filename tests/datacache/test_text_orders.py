@@ -195,10 +195,7 @@ def test_two_streams_of_nine_predicted_tokens():
         [read(order, text_of([4, 6]), 0, step, rank, 2).ravel().tolist() for step in range(3)]
         for rank in (0, 1)
     ]
-    assert read_by_rank == [
-        [[1, 2, 3], [3, 4, 5], [0, 0, 0]],
-        [[5, 6, 7], [7, 8, 9], [9, 10, 0]],
-    ]
+    assert read_by_rank == [[[1, 2, 3], [3, 4, 5], [0, 0, 0]], [[5, 6, 7], [7, 8, 9], [9, 10, 0]]]
     assert [order.counts(0, 2, rank, 2).tolist() for rank in (0, 1)] == [[False], [True]]
 
 

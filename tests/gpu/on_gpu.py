@@ -74,10 +74,7 @@ class GPURanks:
     """
 
     def __init__(
-        self,
-        size: int,
-        between: str = "nccl",
-        wrap: Callable[[Any], Any] = lambda comm: comm,
+        self, size: int, between: str = "nccl", wrap: Callable[[Any], Any] = lambda comm: comm
     ) -> None:
         self.size, self._between, self._wrap = size, between, wrap
         self.cupy = FakeCuPy()

@@ -26,8 +26,7 @@ def assert_selected(selection, vector, name, k):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    ("law", "size"),
-    [*(("gaussian", size) for size in SIZES), *((law, 20_001) for law in LAWS)],
+    ("law", "size"), [*(("gaussian", size) for size in SIZES), *((law, 20_001) for law in LAWS)]
 )
 def test_the_entries_are_those_of_the_cpu(engine, name, law, size):
     vector = draw(law, SEED, size)

@@ -28,9 +28,7 @@ WITH_NORMS = {
     "lars-nesterov": lambda: LARS(0.5, 0.8, True, 0.1, 0.02, exclude=None),
     "lamb": lambda: LAMB(0.01, weight_decay=0.01, least_norm=0.1, exclude=reference.EXCLUDED),
 }
-BY_TENSOR = {
-    "muon": lambda: MUON(0.01, weight_decay=0.01, exclude=reference.EXCLUDED, adamw="dense"),
-}
+BY_TENSOR = {"muon": lambda: MUON(0.01, weight_decay=0.01, exclude=reference.EXCLUDED, adamw="dense")}
 ALL = {**WITHOUT_NORMS, **WITH_NORMS, **BY_TENSOR}
 # One of each kind of state: none, a momentum, two moments of which one stays, with norms, of whole matrices.
 STATEFUL = ["sgd-plain", "sgd", "adam-frozen", "lamb", "muon"]

@@ -92,11 +92,7 @@ def lengthened(comm, name, size, **options):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [
-        ("gtopk", {}),
-        ("oktopk", {"leftovers": "owner"}),
-        ("oktopk", {"leftovers": "sender", "wire": "fp16"}),
-    ],
+    [("gtopk", {}), ("oktopk", {"leftovers": "owner"}), ("oktopk", {"leftovers": "sender", "wire": "fp16"})],
     ids=str,
 )
 def test_indices_past_32_bits_are_combined_and_dropped_where_they_belong(name, options):

@@ -29,12 +29,9 @@ def begun(seconds: float = 0.0, **more: Any) -> list[dict[str, Any]]:
     ]
 
 
-def step(
-    epoch: int, number: int, seconds: float = 0.0, *, phase: int = 0, before: int = 0, **more: Any
-) -> dict[str, Any]:
-    """Return the record of a step; ``number``: in its phase, ``before`` which the run made other steps."""
-    values = {"loss": 1.0, "learning_rate": 0.1, "finite": True, "phase": phase}
-    values |= {"run_steps": before + number if isinstance(number, int) else number, **more}
+def step(epoch: int, number: int, seconds: float = 0.0, **more: Any) -> dict[str, Any]:
+    """Return the record of a step; ``number``: in its phase, the first by default."""
+    values = {"loss": 1.0, "learning_rate": 0.1, "finite": True, "phase": 0, "run_steps": number, **more}
     return {"kind": "step", "seconds": seconds, "epoch": epoch, "step": number, **values}
 
 

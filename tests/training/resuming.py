@@ -86,8 +86,7 @@ SCENARIOS = {
     "adamw, updated in parts, density warm-up, crops, parts of the samples that change places": Scenario(
         (
             two_phases(
-                f"reducer: {{name: allgather, density: 0.01}}, {WARMUP}, {CROPS}",
-                f"reducer: dense, {CROPS}",
+                f"reducer: {{name: allgather, density: 0.01}}, {WARMUP}, {CROPS}", f"reducer: dense, {CROPS}"
             ),
             "learning_rate=0.002",
             "optimizer={name: adamw, sharded: true}",

@@ -232,6 +232,8 @@ WRONG = {
     "checkpoints={per_node: true}": "checkpoints.path: expected a folder on each node's disk",
     "checkpoints={path: /x, storage: {attempts: 2}}": "checkpoints.storage: expected none where path is",
     "checkpoints={path: 's3://x', storage: {attemts: 2}}": "checkpoints.storage.attemts: ",
+    "dataset={name: cifar10, path: x, storage: {attemts: 2}}": "dataset.storage.attemts: ",
+    "task=3": "task: expected a name, or the key name and options, got 3",
     "bucket_mib=0": "bucket_mib: expected a number above 0, got 0",
 }
 

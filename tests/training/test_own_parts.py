@@ -60,7 +60,7 @@ def test_a_run_imports_them_from_the_working_directory_and_writes_their_options_
 
 WRONG = {
     "model=my_package.modles:build": 'model: model "my_package.modles:build": there is no module my_p',
-    "model.widht=3": 'model: widht: model my_package.models:build has no such option',
+    "model.widht=3": 'model.widht: model my_package.models:build has no such option',
     "model=my_package.data:load": "expected build(channels, classes, *, normalised=False) -> keras.Model",
     "dataset=my_package.reducers:EveryOther": "dataset: topology: dataset my_package.reducers:Ever",
     "reducer=my_package.models:build": 'phases[0].reducer: reducer "my_package.models:build": expected a su',
@@ -77,7 +77,7 @@ WRONG_IN_SPARSE = {
 
 WRONG_IN_TASK = {
     "task=my_package.tables:build": 'task: task "my_package.tables:build": expected a subclass of Task, got',
-    "task={name: 'my_package.tasks:Regression', power: 2}": "task: power: task my_package.tasks:Regression",
+    "task={name: 'my_package.tasks:Regression', power: 2}": "task.power: task my_package.tasks:Regression",
     "phases.1.dleta=0.5": 'phases[1].dleta: unknown key, did you mean "delta"? (known here: epochs, steps, ',
     "phases.0.delta=0": "phases[0].delta: expected a number above 0, got 0",
     "normalise={mean: [1], std: [1]}": "normalise: expected none, my_package.tasks:Regression takes none",

@@ -65,8 +65,8 @@ def test_steps_are_counted_over_phases_and_epochs_have_theirs(tmp_path):
     records = [
         *begun(),
         *(step(0, 4), epoch(0, steps=4), step(1, 8), epoch(1, steps=4)),
-        *(step(2, 3, phase=1, before=8), epoch(2, steps=4, phase=1)),
-        *(step(3, 6, phase=1, before=8), epoch(3, steps=2, phase=1, run_steps=14)),
+        *(step(2, 3, phase=1, run_steps=11), epoch(2, steps=4, phase=1)),
+        *(step(3, 6, phase=1, run_steps=14), epoch(3, steps=2, phase=1, run_steps=14)),
     ]
     path = folder(tmp_path / "a", records, **TWO_PHASES)
     run = run_in(path)
@@ -179,6 +179,16 @@ def test_a_run_of_one_rank_is_read_as_the_trainer_records_it(tmp_path):
     files = (run_files.METRICS, run_files.SUMMARY, run_files.CONFIG, run_files.DAWNBENCH)
     assert all((path / name).exists() for name in files)
     assert told["hardware"].startswith("1 rank on ")
+
+
+def test_records_say_phase_and_step_of_the_run(tmp_path):
+    phases = (phase(epochs=1, batch=400), phase(steps=2, batch=400))
+    trainer(tmp_path, "log_every=1", "checkpoints={every_steps: 9}", phases=phases).fit()
+    (path,) = tmp_path.glob("*/metrics.jsonl")
+    records = [each for each in map(json.loads, path.read_text().splitlines()) if "run_steps" in each]
+    found = [(each["phase"], each["run_steps"]) for each in records if each["kind"] in ("step", "epoch")]
+    assert found == [(0, 1), (0, 2), (0, 3), (0, 3), (1, 4), (1, 5), (1, 5)]
+    assert {(each["phase"], each["run_steps"]) for each in records[-2:]} == {(1, 5)}
 
 
 def test_a_run_without_tests_shows_its_loss(tmp_path):

@@ -65,8 +65,7 @@ def test_statistics_of_the_inputs_are_each_ranks_own_until_a_test_makes_them_the
 
 
 @pytest.mark.parametrize(
-    ("order", "end"),
-    [(Order(10, 1, 2, seed=1), "step 3 of 5"), (Windows([100], 4, 2, seed=1), "others not")],
+    ("order", "end"), [(Order(10, 1, 2, seed=1), "step 3 of 5"), (Windows([100], 4, 2, seed=1), "others not")]
 )
 def test_a_resumption_with_other_batches_says_where_it_goes_on(order, end):
     phase = SimpleNamespace(global_batch=2, epoch_steps=5, data=SimpleNamespace(order=order))
@@ -171,11 +170,7 @@ WRONG = {
     "weights of other numbers": (SHARED, deeper("weights", in_float64), "weights[0]: expected float32 of "),
     "no optimizer": (SHARED, without("optimizer"), "expected 'optimizer' in the state of a run, got none"),
     "no reducer": (OWN_0, without("reducer"), "expected 'reducer' in the state of a run, got none"),
-    "random states too many": (
-        OWN_0,
-        put("random", [np.zeros(2)]),
-        "random: expected 2 arrays, got 1",
-    ),
+    "random states too many": (OWN_0, put("random", [np.zeros(2)]), "random: expected 2 arrays, got 1"),
 }
 
 

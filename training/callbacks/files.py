@@ -32,9 +32,9 @@ class Metrics(Callback):
 
     def on_event(self, run: RunView, event: Event) -> None:
         if run.folder is not None:
-            at, values = run.position, event.record()
-            values = {**values, "phase": values.get("phase", at.phase), "run_steps": at.steps}
-            run.folder.write(event.kind, **values)
+            values = event.record()
+            values = {**values, "phase": values.get("phase", run.phase.number)}
+            run.folder.write(event.kind, **values, run_steps=run.position.steps)
 
     def on_run_end(self, run: RunView) -> None:
         if run.folder is not None:

@@ -38,9 +38,11 @@ problem = ConfigurationError  # of a validator; the key is inside the value or r
 
 @contextmanager
 def reported(key: str) -> Iterator[None]:
-    """Raise a ``ValueError`` of the block as the problem of a key."""
+    """Raise a ``ValueError`` of the block as the problem of a key; a problem knows its own."""
     try:
         yield
+    except ConfigurationError:
+        raise
     except ValueError as error:
         raise problem(_text(error), key=_inside(key, error)) from error
 
@@ -77,6 +79,8 @@ def name_in(table: Mapping[str, Any], kind: str) -> AfterValidator:
 
 def named(value: Any) -> Any:
     """Return the record of what is given by its name alone."""
+    if not isinstance(value, str | Mapping | BaseModel):
+        raise problem(f"expected a name, or the key name and options, got {shown(value)}")
     return {"name": value} if isinstance(value, str) else value
 
 
@@ -148,8 +152,8 @@ class Record(BaseModel):
         known = list(cls.model_fields)
         for key in value if cls.model_config["extra"] == "forbid" else ():
             if key not in known:
-                nearest = suggestion(str(key), known)
-                raise problem(f"unknown key{nearest} (known here: {', '.join(known)})", key=str(key))
+                text = f"unknown key{suggestion(str(key), known)} (known here: {', '.join(known)})"
+                raise problem(text, key=shown(str(key))[1:-1])
         return value
 
 

@@ -85,7 +85,10 @@ def check_dataset(name: str, path: str | Path | None, options: Mapping[str, Any]
     if (storage := options.get("storage")) is not None:
         if not isinstance(storage, Mapping):
             raise ValueError(f"dataset {name}: storage: expected keys and values, got {storage!r}")
-        registry.check_options(f"dataset {name}: storage", Storage, storage, positional=1)
+        try:
+            registry.check_options(f"dataset {name}: storage", Storage, storage, positional=1)
+        except InvalidArgument as error:
+            raise InvalidArgument(error.text, key=f"storage.{error.key}") from error
     if "vocabulary" in options and name in DATASETS:
         with in_one_line(name):
             VocabularySettings.of(options["vocabulary"])

@@ -10,7 +10,7 @@ from pydantic import ValidationError, model_validator
 
 from commlib import registry
 from commlib.errors import InvalidArgument
-from training.config.schema import Count, Record, describe, expect, is_number, problem
+from training.config.schema import Count, Record, expect, is_number, located_problem, problem
 
 if TYPE_CHECKING:
     import keras
@@ -97,7 +97,8 @@ class TextBuilder:
         try:
             return self.options(**{**self.defaults, **options})
         except ValidationError as error:
-            raise InvalidArgument(describe(error.errors()[0])) from error
+            key, text = located_problem(error.errors()[0])
+            raise InvalidArgument(text, key=key) from error
 
 
 # The options of text models, which are checked before Keras is loaded.
@@ -217,5 +218,6 @@ def check_model(name: str, options: Mapping[str, Any], signature: Signature) -> 
     try:
         registry.check_options(f"model {name}", builder, given, len(signature.arguments))
     except InvalidArgument as error:
-        raise InvalidArgument(f"{error}; expected {signature} and options of its own") from error
+        text = f"{error.text}; expected {signature} and options of its own"
+        raise InvalidArgument(text, key=error.key) from error
     return builder

@@ -26,6 +26,8 @@ def _record(line: bytes) -> Record | None:
     value = object_of(line)
     if not isinstance(kind := value.get("kind"), str):
         return None
+    if kind in ("step", "epoch") and "run_steps" not in value:  # of an earlier version
+        return None
     return value if kind == "step" else _masked(value) or None  # a step has no text
 
 

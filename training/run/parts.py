@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 
 from commlib import REDUCERS, Communicator, Reducer, Topology, registry
-from commlib.errors import one_line
 from commlib.exchange import check_config
 from commlib.registry import is_import_path
 from training.config.checks import check
 from training.config.config import Config, Loaded, load_with_warnings
 from training.config.reducers import AUTO
+from training.config.schema import reported
 from training.datasets import DATASETS, check_dataset
 from training.models import MODELS
 from training.process.job import all_or_raise, log_error, on_rank0
@@ -84,7 +84,5 @@ def import_together(comm: Communicator, loaded: Loaded) -> Config:
 
 
 def _at(key: str, function: Callable[[], object]) -> None:
-    try:
+    with reported(key):
         function()
-    except ValueError as error:
-        raise ValueError(one_line(f"{key}: {error}")) from error
