@@ -7,8 +7,8 @@ transport and the rings of this package, on simulated ranks.
 
 ``powersgd`` has the rank 4, the largest in its paper: the matrix's rank by density would be 19.
 
-Measured is the processor time of the ranks' threads, the mean of all ranks. ``OMP_NUM_THREADS=1`` has to be
-set: what a BLAS computes in threads of its own would not be seen, and its reducer look faster.
+The processor time of the ranks' threads is measured, the mean of all ranks. ``OMP_NUM_THREADS=1`` has to be
+set: work in threads of a BLAS would not be counted, and a reducer that uses it would look faster.
 """
 
 import argparse

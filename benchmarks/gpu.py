@@ -1,9 +1,9 @@
 """The selectors' kernels on a GPU, against their alternatives: python -m benchmarks.gpu [--json].
 
-Times are those of CUDA events around a call. The device is kept busy before, so that the host is ahead of it
-and launching costs nothing, and so that nothing of the input is in the device's second cache: inputs are
-together twice as large, and alternate. Of JAX, which has streams of its own, times are those of the host's
-clock until its result is there.
+Times are those of CUDA events around a call. Before each call the device is kept busy, so that the host runs
+ahead of it and launching costs nothing. Inputs alternate, and together are twice as large as the device's L2
+cache, so that it holds nothing of the next one. JAX has streams of its own: it is timed by the host's clock,
+until its result is there.
 """
 
 import os

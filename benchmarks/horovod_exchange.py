@@ -65,8 +65,8 @@ class HorovodStep(TrainingStep):
 def build_horovod(config: Config, topology: Topology, data: Data) -> Parts:
     """Return the parts of a run that exchanges by Horovod.
 
-    Its step knows no accumulation, clipping, average, local steps, sparse tables, nor another precision than
-    float32: the jobs of the race and of local steps have none of them there.
+    Its step supports float32 alone, and no accumulation, clipping, moving average, local steps or sparse
+    tables: where the race and the bench of local steps use Horovod, they set none of these.
     """
     parts = build(config, topology, data)
     variables, optimizer = parts.model.variables, parts.optimizer

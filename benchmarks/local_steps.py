@@ -52,7 +52,7 @@ class RoundTested(Event):
 
 
 class LossAfterRounds(Callback):
-    """Tests on ``batches`` batches after each round in which ``every`` steps are reached again."""
+    """Tests on ``batches`` batches after each round in which a multiple of ``every`` steps is reached."""
 
     def __init__(self, every: int, batches: int) -> None:
         self._every, self._batches = every, batches

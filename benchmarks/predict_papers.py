@@ -59,7 +59,7 @@ class Cluster:
 def communication(
     reducer: str, cluster: Cluster, size: int, density: float, values: str = FULL
 ) -> Prediction:
-    """Return the prediction of a step. Dense values of 2 bytes are half as many of the 4 that ours sends."""
+    """Return a step's prediction; 2-byte dense values count as half as many 4-byte ones, which ours sends."""
     nodes = nodes_of(cluster.size, cluster.ranks_per_node)
     if REDUCERS[reducer].sparse:
         return predict(reducer, nodes, size, density, cluster.network, wire=values)
@@ -174,9 +174,9 @@ def table_3() -> list[Cell]:
 
 
 def table_3_slowed() -> list[Cell]:
-    """Predict Dense-SGD with a slower all-reduce: by how much, is fitted to the case of most communication.
+    """Predict Dense-SGD with an all-reduce slowed by a factor fitted to the case of most communication.
 
-    That is the smallest share of computing among those whose batch is known, ResNet-50 at 96 × 96.
+    That is the shortest computing of a step among cases whose batch is known, ResNet-50 at 96 × 96.
     """
     known = [each for each in HITOPKCOMM.trainings if each.local_batch is not None]
     shortest = min(known, key=lambda each: local_batch(each) / each.single_gpu)

@@ -8,8 +8,8 @@ threads and processes of this machine share::
         fs.cat_file(root + "/a/b.jpg", start=100, end=200)
         assert requests(url) == 1
 
-The link is a file with the moment from which on it is free, which is locked to be changed. So there is no
-server, and no process that could be the bottleneck.
+The link is a file that holds the time at which the link is next free, locked while it is changed. So there
+is no server process that could be the bottleneck.
 """
 
 import fcntl

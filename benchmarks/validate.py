@@ -4,8 +4,8 @@
     python -m benchmarks.validate --simulate    # a part of it on simulated ranks: some minutes
     python -m benchmarks.validate               # the tables and the picture, from the last of both
 
-Each cluster is visited some times, as a machine's speed changes, and medians of all visits count. On each
-links and kernels are measured first, and in each case a few candidates are tried, as by ``tune``. Then all
+Each cluster is visited several times, as a machine's speed changes, and medians of all visits count. A visit
+first measures links and kernels, and tries a few candidates in each case, as ``tune`` does. Then all
 reducers and codecs that ``auto`` picks from take steps in turns.
 """
 

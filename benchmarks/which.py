@@ -3,8 +3,8 @@
     python -m benchmarks.which --predict    # the map, and a part of it on simulated ranks; ten minutes
     python -m benchmarks.which              # the page and its picture, from the last map
 
-Predicted in closed form, as ``auto`` does without trials: computing as measured on a core for each rank, and
-not at all, as where a GPU computes. What was measured is in docs/validation.md.
+Predicted in closed form, as ``auto`` does without trials: once with the reducers' computing as measured on a
+core for each rank, once with none, as if a GPU did it. What was measured is in docs/validation.md.
 """
 
 import argparse

@@ -165,7 +165,7 @@ class Group:
         return self.slowest.agreement_seconds(self.size, integers)
 
     def exchange(self, message_bytes: float) -> float:
-        """Return the seconds in which each sends such a message to each: ``(P − 1)·(α + b·β)`` on one link.
+        """Return the seconds of an all-to-all of such messages: ``(P − 1)·(α + b·β)`` on one link.
 
         Between nodes either the port of each rank or the card of each node takes the longest. Where a link
         has a ``gap``, the messages of a rank are on their way together.
@@ -193,12 +193,12 @@ class Group:
         return self.slowest.seconds_at_once(senders, message_bytes) if senders else 0.0
 
     def ring(self, message_bytes: float, rounds: int = 1, *, piece_bytes: float = EAGER_BYTES) -> float:
-        """Return the seconds in which such a message of each goes round so often: ``(P − 1)·(α + b·β)``.
+        """Return the seconds of ``rounds`` trips of all messages round a ring, each ``(P − 1)·(α + b·β)``.
 
         Groups that share the cards take turns: one sends while the message of another is on its way. Where
-        the slowest link has a ``gap``, a part of what goes round waits for it as often as it comes to a node,
-        and the messages before and after it are under way meanwhile. Long ones go in pieces, so that a hop
-        begins when the first piece of the one before has arrived.
+        the slowest link has a ``gap``, a message waits for that link once per node and round, while the
+        messages before and after it travel. Long messages go in pieces, so that a hop begins when the first
+        piece of the previous hop has arrived.
         """
         hops, link = rounds * (self.size - 1), self.slowest
         if message_bytes == 0 or not hops:
@@ -239,10 +239,10 @@ class Step:
 
     ``nodes``: the world ranks of every node, as in ``Topology.nodes``. ``options``: all that the reducer
     takes, with their defaults. Closed forms of seconds take all nodes to be as large as the largest.
-    ``whole``: of a step on a stream, one rank of every node, that of all ranks. ``clustered``: large entries
-    lie close together, so that one range holds most of them; bytes are counted as if they were spread evenly.
-    ``settled``: thresholds hold for their periods, as in a training. Of gradients whose large entries last,
-    as those of :class:`commlib.tuning.probe.Gradients`, residuals grow, and more entries are sent.
+    ``whole``: for a step on a stream, one rank of every node, the step of all ranks. ``clustered``: large
+    entries lie close together, so that one range holds most; bytes are counted as if they were spread evenly.
+    ``settled``: thresholds hold for their periods, as in training. If not, residuals grow and more entries
+    are sent, as with :class:`commlib.tuning.probe.Gradients`, whose large entries stay where they are.
     """
 
     nodes: Nodes

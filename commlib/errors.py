@@ -67,7 +67,7 @@ class UseAfterClose(CommlibError):
 
 
 class PeerFailed(CommlibError):
-    """Another rank raised an exception or never answered."""
+    """Another rank raised an exception or never answered, or a message is damaged or has the wrong length."""
 
 
 class _Short(reprlib.Repr):

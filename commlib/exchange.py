@@ -144,8 +144,8 @@ class BucketExchange(Exchange):
 
         Other entries of the mean are undefined, and other reducers do not change. The last bucket is first.
 
-        ``samples``: of each of these buckets, by which this rank's gradient counts. It is then changed: rank
-        ``r`` of ``R`` multiplies it by ``nᵣ·R/Σ n``. Each rank gives them, or none does.
+        ``samples``: for each of these buckets, the samples that weight this rank's gradient. The gradient is
+        then overwritten: rank ``r`` of ``R`` multiplies it by ``nᵣ·R/Σ n``. All ranks give samples, or none.
         """
         assert not self._submitted
         inside = {
@@ -494,8 +494,8 @@ def check_variables(world: Communicator, names: Sequence[str], shapes: Sequence[
 def check_config(config: Mapping[str, Any], topology: Topology | None = None) -> dict[str, Any]:
     """Return a copy of a reducer's configuration; a wrong one is refused here, and not in the first step.
 
-    ``topology``: on which the reducer is to be; without it nothing is sent, and the reducer is that of a rank
-    alone.
+    ``topology``: the topology to make the reducer on; without one nothing is sent, and the configuration is
+    checked on a single rank.
     """
     if not isinstance(config, Mapping) or "name" not in config:
         raise InvalidArgument(f'config: expected {{"name": a reducer, its options: …}}, got {config!r}')

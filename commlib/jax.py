@@ -40,8 +40,8 @@ class DistributedGradients(Closing):
     shapes and types all gradients have; they are added up in float32. ``config``: the name of a reducer and
     its options, as for ``commlib.make_reducer``. ``report``: of the latest step, ``None`` before the first.
 
-    All ranks make it together, with equal trees. ``InvalidArgument`` names what cannot be, ``RanksDisagree``
-    what differs. ``close`` frees what the reducer has made; the topology stays open.
+    All ranks construct it together, with equal trees. ``InvalidArgument`` names an unusable argument,
+    ``RanksDisagree`` what differs. ``close`` frees the reducer's resources; the topology stays open.
     """
 
     def __init__(self, tree: Any, topology: Topology, config: Mapping[str, Any]) -> None:
@@ -81,10 +81,10 @@ class DistributedGradients(Closing):
         return jax.tree_util.tree_unflatten(self._structure, leaves)
 
     def reduce(self, gradients: Any) -> Any:
-        """Return the mean of a tree of gradients over all ranks, on their devices and of the types JAX has.
+        """Return the mean of a tree of gradients over all ranks, on the gradients' devices, in their dtypes.
 
-        Collective; called between two steps, never inside ``jit``: the message would travel when the function
-        is traced. The means are all NaN where the step is skipped.
+        Collective. Call it between jitted functions: inside ``jit``, where it would run only at tracing, it
+        raises ``InvalidArgument``. The means are all NaN where the step is skipped.
         """
         leaves, structure = jax.tree_util.tree_flatten(gradients)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):

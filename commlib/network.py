@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from commlib.errors import InvalidArgument
 
-# Open MPI asks the receiver before it sends a longer message than this, over TCP 64 KiB by default. On a slow
-# link the answer queues behind what the receiver sends itself; meanwhile the sender's link is idle.
+# The eager limit: Open MPI sends longer messages after a rendezvous with the receiver (TCP default: 64 KiB).
+# On a slow link the receiver's answer queues behind its own messages; meanwhile the sender's link is idle.
 EAGER_BYTES = 256 << 10
-PIECES = 4  # of a long message that are together as long as ``EAGER_BYTES``
+PIECES = 4  # long messages travel in pieces of the eager limit divided by this
 _INTEGER_BYTES = 8
 
 
@@ -16,8 +16,8 @@ _INTEGER_BYTES = 8
 class Link:
     """A message of ``b`` bytes takes ``alpha + b·beta`` seconds.
 
-    ``alpha``: seconds until the first byte arrives; ``beta``: seconds a byte. ``incast``: how many times as
-    long a byte takes where cards of several nodes send to one at the same time, and it drops packets.
+    ``alpha``: seconds until the first byte arrives; ``beta``: seconds a byte. ``incast``: the factor by
+    which a byte takes longer where the cards of several nodes send to one card, which then drops packets.
 
     ``gap``: seconds after which a rank can begin its next message, while the one before is on its way. The
     default is the α-β model of the papers, where a message occupies its sender until it has left. ``busy``:

@@ -101,8 +101,8 @@ def bytes_sent(reducer: str, nodes: Nodes, rank: int, size: int, **options: Any)
 def bytes_of_nodes(reducer: str, nodes: Nodes, size: int, **options: Any) -> list[LinkBytes]:
     """Return the payload bytes that the ranks of each node send together in an average step.
 
-    Where a reducer's traffic is a bound, they are those that its seconds are predicted from, with entries
-    spread evenly and the few integers that ranks agree on; all nodes are taken to be as large as the largest.
+    Where a reducer's traffic is only a bound, the bytes are derived from its predicted seconds: entries are
+    spread evenly, the few integers that ranks compare are included, and all nodes count as the largest.
 
     >>> bytes_of_nodes("dense", [[0, 1], [2, 3]], size=1000)
     [LinkBytes(intra=6000, inter=6000), LinkBytes(intra=6000, inter=6000)]

@@ -15,9 +15,9 @@ own_sums = partial(compiled, fastmath={"reassoc", "contract", "nsz"})
 def add_and_multiply(
     gradient: Float32, residual: Float32, right: Float32, out: Float32, product: Float32
 ) -> None:
-    """Write ``gradient + residual`` to ``out``, and its rows' products with those of ``right``.
+    """Write ``gradient + residual`` to ``out``, and ``out·rightᵀ`` to ``product``.
 
-    The vectors have a matrix's entries, whose last row may be shorter. Shapes: ``right`` ``(r, columns)``,
+    The vectors hold a matrix row by row; its last row may be shorter. Shapes: ``right`` ``(r, columns)``,
     ``product`` ``(rows, r)``.
     """
     ranks, length = right.shape
@@ -103,7 +103,7 @@ def multiply(left: Float32, right: Float32, out: Float32) -> None:
 
 
 def reconstruct(left: Float32, right: Float32, out: Float32, residual: Float32, share: float) -> bool:
-    """Subtract ``left·right`` from ``residual``, write ``share`` of it to ``out``; return if it is finite.
+    """Subtract ``left·right`` from ``residual``, write ``share`` times it to ``out``; return if it is finite.
 
     All ranks get the same bits, as from ``multiply``.
     """

@@ -74,7 +74,7 @@ class Schedule:
         return self.leaving(step - self.delay) is not None if step > self.delay else False
 
     def since(self, step: int) -> int:
-        """Return the steps since a fragment arrived, or the first step, up to this one, which is counted.
+        """Return the number of steps, this one included, since a fragment last arrived or training began.
 
         >>> [Schedule(6, fragments=2, delay=1).since(step) for step in range(1, 9)]
         [1, 2, 3, 4, 1, 2, 3, 1]
@@ -113,7 +113,7 @@ def fragment_bounds(shapes: Sequence[tuple[int, ...]], fragments: int) -> list[i
 
 
 def entries_in(part: slice, sizes: Sequence[int]) -> list[tuple[int, slice]]:
-    """Return the numbers of the variables that have entries in a part of the vector of all, and which.
+    """Return the number of each variable with entries in a part of the flat vector, and the slice of these.
 
     >>> entries_in(slice(5, 12), sizes=[4, 6, 3])
     [(1, slice(1, 6, None)), (2, slice(0, 2, None))]
@@ -173,12 +173,12 @@ class OuterSgd:
 class Pace:
     """How far a replica has come from one exchange to the next, where others may take more steps or fewer.
 
-    ``parts``: slices of the weights that are exchanged as one; a fragment has one or several. ``seconds``: of
-    the replica's own, after which it takes no further step until the next exchange begins; it takes at least
-    one. ``weighs``: whether a difference counts by samples, which it does with ``seconds``.
+    ``parts``: slices of the weights, each exchanged as a whole; a fragment has one or several. ``seconds``:
+    the time after which this replica takes no further step until the next exchange begins; it takes at least
+    one. ``weighs``: whether differences are weighted by samples; with ``seconds`` they always are.
 
-    ``spent``: the seconds of its steps since the latest exchange began; ``samples``: of each part, those of
-    the steps since its own began.
+    ``spent``: the seconds of the steps since the latest exchange began; ``samples``: for each part, the
+    samples of the steps since the latest exchange of that part began.
 
     >>> pace = Pace([slice(0, 4), slice(4, 6)], seconds=1.5)
     >>> for _ in range(2):
@@ -275,9 +275,9 @@ class Rounds:
     def end_step(self, weights: Weights, leaving: slice | None, *, arrives: bool) -> Report | None:
         """Exchange after a local step; return the report of what has arrived, if anything has.
 
-        ``leaving``: the fragment whose exchange begins. Where one ``arrives``, which is collective, it is the
-        one under way, or else that: it then has the common weights, equal on all ranks. Where its exchange is
-        skipped (``finite`` of the report) all weights are the common ones again.
+        ``leaving``: the fragment whose exchange begins, if any. ``arrives``: whether to wait, with all ranks,
+        for the exchange under way, or else for this one; without ``mixing`` and ``eager`` its fragment then
+        equals the common weights. If it was skipped (``finite`` of the report), all weights do.
         """
         reports = []
         if self.leaving is not None and (arrives or leaving is not None):
@@ -332,7 +332,7 @@ class Rounds:
         return report
 
     def abandon(self, weights: Weights) -> None:
-        """Go back to the common weights, without what is under way, which is waited for."""
+        """Wait for the exchange under way, drop its result, and go back to the common weights."""
         self.finish()
         self.arrived = self.leaving = self.ahead = None
         if self.common is not None:

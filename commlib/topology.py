@@ -54,9 +54,9 @@ class Topology(Closing):
     uneven nodes as many as the smallest node has ranks, and a rank with ``local_rank >= streams`` takes no
     part between the nodes.
 
-    ``flags``: a function that returns eight bits, which reducers send in each step with what they compare
-    anyway; ``flags`` of :class:`commlib.Report` has those of all ranks. So ranks agree on something, such as
-    to stop after this step, without an exchange of its own.
+    ``flags``: a function that returns eight bits, which reducers send in each step with the digest of their
+    settings; ``flags`` of :class:`commlib.Report` is the union over all ranks. So ranks can agree on
+    something, such as to stop after this step, without an additional exchange.
 
     ``world`` and ``stream`` send long messages in pieces where there are several nodes.
 

@@ -1,4 +1,4 @@
-"""What computing costs: the seconds an entry of each kernel, and how many entries a step has for each."""
+"""The cost of computing: the seconds per entry of each kernel, and the entries a step gives to each."""
 
 from dataclasses import asdict, dataclass, fields
 
@@ -7,12 +7,12 @@ from commlib.errors import InvalidArgument
 
 @dataclass(frozen=True)
 class Speeds:
-    """Seconds an entry for each kernel, on all ranks of a machine at the same time, until the last has ended.
+    """Seconds per entry of each kernel, while all ranks run it at the same time, on the slowest rank.
 
-    ``add``: of the sum of two dense vectors; ``fill``: of one that is set to 0. ``select``: of the vector
-    that is accumulated and selected from; ``keep``: of those selected, beside that. ``place``: of a sparse
-    vector that goes into a dense one. ``entry``: of a sparse vector that is added to others; ``code``: of one
-    that is encoded and decoded, by ``wire``. ``shared``: whether ranks outnumber cores.
+    ``add``: to add two dense vectors; ``fill``: to set a dense vector to 0. ``select``: to accumulate the
+    gradient and search it for the largest entries; ``keep``: extra time for each selected entry. ``place``:
+    to write a sparse vector's entries to a dense one. ``entry``: to add up sparse vectors; ``code``: to
+    encode and decode a sparse vector, by ``wire``. ``shared``: whether ranks outnumber cores.
     """
 
     add: float
@@ -36,8 +36,8 @@ class Speeds:
         return computing + min(WAITING * computing, LONGEST_WAIT_SECONDS) if self.shared else computing
 
 
-# Fitted to steps of docs/validation.md, where ranks outnumber two cores. A message takes as long as
-# so many entries that are added up, beside its own, to be cut out, encoded, decoded and merged.
+# Fitted to steps of docs/validation.md, where ranks outnumber two cores. On top of its entries, a message
+# takes as long to cut out, encode, decode and merge as it takes to add up ENTRIES_OF_A_MESSAGE entries.
 WAITING, LONGEST_WAIT_SECONDS = 0.6, 12e-3
 ENTRIES_OF_A_MESSAGE = 32_000
 

@@ -104,7 +104,7 @@ class Crop(Collation):
 
 @dataclass(frozen=True)
 class Augmentation(Crop):
-    """For training: a random box of the image, resized to the input; half of them mirrored.
+    """For training: a random box of each image, resized to the input and mirrored with probability 1/2.
 
     A box's share of the image's area is uniform within ``area``; its aspect, width over height, is uniform in
     its logarithm within ``aspect``; its position is uniform. A box that does not fit into the image is drawn
@@ -251,9 +251,9 @@ def _resample(
 
 @compiled
 def _filter(length: int, low: float, high: float, size: int) -> tuple[Ids, Float32]:
-    """Return the pixels, of ``length``, and weights of each of ``size`` pixels between ``low`` and ``high``.
+    """Return the filter that resamples pixels ``low … high``, of ``length``, to ``size`` pixels.
 
-    For each, its first pixel and the weights of that and the next ones.
+    For each output pixel: its first input pixel, and the weights of that pixel and the ones after it.
     """
     step = (high - low) / size
     reach = max(step, 1.0)
@@ -331,8 +331,8 @@ def _store(row: Float32, out: Bytes) -> None:
 def _store_halves(row: Float32, halves: npt.NDArray[np.uint16]) -> None:
     """Write float32 of a magnitude that float16 can hold as the bits of float16, rounded to nearest even."""
     bits = row.view(np.uint32)
-    # A half below its smallest normal number has steps of 2^-24. So has a float32 from a half to one: adding
-    # a half rounds to such steps, and leaves their count in the low bits.
+    # A float16 below its smallest normal number has steps of 2^-24. So has a float32 from 0.5 to 1: adding
+    # 0.5 rounds to such steps, and leaves their count in the low bits.
     steps = (np.abs(row) + np.float32(0.5)).view(np.uint32)
     for i in range(len(row)):
         magnitude = bits[i] & 0x7FFF_FFFF

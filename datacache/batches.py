@@ -42,7 +42,7 @@ class BatchSpec:
 
 
 class Pools:
-    """Reused memory for the arrays of batches, by shape and dtype, as much as was in use at once."""
+    """Reusable memory for the arrays of batches, by shape and dtype; it grows to the most in use at once."""
 
     def __init__(self) -> None:
         # Appending and popping are atomic: no lock in a finalizer.
@@ -77,11 +77,11 @@ class Collation(ABC):
         spec: BatchSpec,
         pools: Pools,
     ) -> tuple[Array, ...]:
-        """Return the arrays of a batch, each with a row a sample of the network.
+        """Return the arrays of a batch, each with one row per example that the network sees.
 
         ``samples`` and ``labels``: in the order of ``spec.ids``; samples are as the preprocessing made them,
-        and not to be changed. The result depends only on them and on ``spec``. Any number of threads may call
-        it.
+        and must not be modified. The result depends only on samples, labels and ``spec``. Any number of
+        threads may call this method.
         """
 
 

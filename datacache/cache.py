@@ -154,7 +154,7 @@ class DataCache:
         ``report(done, total)`` counts samples; an exception that it raises ends the filling.
         """
         missing, done = self._levels.missing(), 0
-        # Of what is always the same: a faster rank may have stored a part of its own by now.
+        # The node's part is divided, not the missing ids: a faster rank may have stored some of them by now.
         missing = missing[np.isin(missing, np.array_split(self._part, of)[part], assume_unique=True)]
         for count in self._in_parts(self._levels.fill, missing):
             done += count

@@ -1,7 +1,7 @@
 """How much room a folder has, and how much a cache needs: checked before anything is written.
 
-A process that writes more to a tmpfs than its control group has memory left is killed, with no error before.
-So the room of a tmpfs is the least of all limits: of the filesystem, the machine and the control groups.
+A process that writes more to a tmpfs than its control group's memory limit leaves is killed without an error.
+So the room of a tmpfs is the smallest of all limits: of the filesystem, the machine and the control groups.
 """
 
 import os

@@ -28,7 +28,7 @@ MASK = "***"
 
 # A word of a name, however its words are joined: account_key, AccountKey, X-Amz-Signature.
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-# Not tokens: those of a text are counted in configurations.
+# "tokens" is not among them: in configurations it is a number of tokens of a text.
 _SECRETS = """
 secret secrets password passwd pwd pass passphrase passcode token credential credentials sas sig
 signature authorization auth cookie cookies accesskey accesstoken accountkey apikey authtoken privatekey

@@ -32,8 +32,8 @@ class CacheDirs:
     """Folders that the ranks of a node share; ``None``: the level is not used.
 
     ``disk``: level 1, samples as central storage has them. ``memory``: level 2, pre-processed samples, in a
-    tmpfs such as ``/dev/shm``. ``warns_when_full``: whether this process warns where there is no room, once a
-    filesystem for all caches that are given the same object; one rank of a node should.
+    tmpfs such as ``/dev/shm``. ``warns_when_full``: whether this process warns if there is no room, once for
+    each filesystem and all caches that share this object; set it on one rank of each node.
     """
 
     disk: Path | None = None
@@ -72,9 +72,9 @@ class Counts:
 
 
 class Level:
-    """A record store of the ids of ``part``; ``None`` without a folder or room for it, and once it is closed.
+    """A store of records of the ids of ``part``. If it fails, reads go on without it, after one warning.
 
-    If it fails, reads go on without it, after one warning.
+    ``store`` is ``None`` without a folder or room, if it cannot be opened, and after ``close``.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class CacheFolder:
     samples: int
     bytes: int
     in_use: bool
-    days: float  # since it was created or finished
+    days: float  # since a file in it was last created, renamed or removed
     note: dict[str, Any]
     requested: int = 0
     found: int = 0

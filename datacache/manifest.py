@@ -195,8 +195,8 @@ class Manifest:
 class Split:
     """A part of a data set that has no split: the ``share`` of each class for validation, or the rest.
 
-    The choice depends only on the seed and the number of the class's samples, in the order of the manifest,
-    so it is the same on every node.
+    The choice depends only on ``share``, ``seed``, the class's label and its number of samples, in the order
+    of the manifest, so it is the same on every node.
     """
 
     part: Literal["training", "validation"]

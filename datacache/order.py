@@ -92,8 +92,8 @@ def hashed(numbers: Ids, *key: int) -> npt.NDArray[np.uint64]:
 def permuted(position: int, size: int, key: np.uint64) -> int:
     """Return the element at ``position`` of the permutation of ``range(size)`` with this key.
 
-    A Feistel network permutes the smallest power of two that is at least ``size``; values outside the range
-    are permuted again until they are inside (cycle walking), less than two passes on average.
+    A Feistel network permutes the smallest power of two that is at least ``size`` and 256; values outside the
+    range are permuted again until inside (cycle walking), under two passes on average if ``size`` > 128.
     """
     bits = SMALLEST_BITS
     while (1 << bits) < size:
@@ -202,9 +202,9 @@ class Order(BatchOrder):
     neighbours are in one file; or ``"hash"``, scattered ids, so that a shard has all classes where the
     manifest is sorted by them. Neither depends on ``seed``: a node's cache serves runs of any seed.
 
-    ``exchange``: the size of the exchanged subset, as a share of each shard: samples, others in each epoch,
-    that swap shards (partial local shuffling, Nguyen et al. 2022), so that in the long run every rank sees
-    all samples. They are remote samples for the epoch: see :meth:`DataCache.exchange`.
+    ``exchange``: the size of the exchanged subset, as a share of each shard. Its samples, a new choice in
+    each epoch, swap shards (partial local shuffling, Nguyen et al. 2022), so that in the long run every rank
+    sees all samples. They are remote samples for the epoch: see :meth:`DataCache.exchange`.
 
     >>> order = Order(samples=10, shards=2, global_batch=4, seed=1)
     >>> [order.batch(0, step, rank=1, world_size=2) for step in range(order.steps())]

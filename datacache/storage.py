@@ -77,7 +77,7 @@ class Range:
 
 
 def joined(ranges: Sequence[Range]) -> list[tuple[Range, list[int]]]:
-    """Return the ranges to request, one for near ranges, and the positions of the ranges that each covers."""
+    """Merge near ranges; return the ranges to request, and the positions of the given ranges in each."""
     requests: list[tuple[Range, list[int]]] = []
     for position in sorted(range(len(ranges)), key=lambda at: (ranges[at].path, ranges[at].start)):
         wanted = ranges[position]
@@ -200,9 +200,9 @@ class Storage:
 
     @contextmanager
     def writing(self, path: str) -> Iterator[BinaryIO]:
-        """Give a new file, which is there when the block has ended; ``StorageFailed`` where that fails.
+        """Open a new file for writing; it exists once the block has ended. ``StorageFailed`` if that fails.
 
-        A block that fails may leave a part of it. Retries are those of the filesystem.
+        A block that fails may leave a partial file. There are no retries but the filesystem's own.
         """
         self._connected()
         try:

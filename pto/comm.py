@@ -1,6 +1,6 @@
-"""The communicator that pto needs, any object with these members, such as commlib's; and what ranks choose.
+"""The communicator that pto needs, such as commlib's, and the choice between computing in parts and locally.
 
-The choice is between computing in parts and locally: measured when planning, the same on all ranks.
+Any object with ``Comm``'s members will do. The choice is measured when planning, the same on all ranks.
 """
 
 import hashlib

@@ -348,10 +348,10 @@ class MUON(LayerWise):
 
     ``momentum``, ``nesterov``, ``scale``, ``adamw``, ``beta_1``, ``beta_2``, ``epsilon``, ``weight_decay``,
     ``freeze_variance``: see :class:`pto.rules.Muon`; ``exclude`` (of decay) and ``options`` as in
-    :class:`LARS`. ``comm``: of ranks that all apply the same mean gradients. They orthogonalise in parts, as
-    :func:`pto.parallel` decides by ``newton_schulz``; how it does changes no bit. ``build`` and the steps are
-    collective then, and XLA cannot compile them. ``None``: this rank does it alone, in its graph. ``comm`` is
-    not saved.
+    :class:`LARS`. ``comm``: of ranks that all apply the same mean gradients. They orthogonalise in parts or
+    locally, as ``newton_schulz`` says (``how`` of :func:`pto.parallel`); the bits are the same. ``build`` and
+    the steps are then collective, and XLA cannot compile them. ``None``: this rank orthogonalises everything
+    in its graph. ``comm`` is not saved.
 
     ``keras.optimizers.Muon`` was another algorithm in each of Keras 3.10 to 3.15, gives convolutions to Adam,
     and cannot share the work.

@@ -44,7 +44,7 @@ class _Result:
 
 
 class Parallel:
-    """A function of tensors, planned for their shapes and dtypes: the results of ``operation``.
+    """``operation`` on tensors of fixed shapes and dtypes, planned once: in parts on all ranks, or locally.
 
     All ranks make it together, with equal tensors. ``tensors``: a list, of which the operation takes one at a
     time (an item that is a tuple of arrays gives several arguments); or one vector, of which it takes a

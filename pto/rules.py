@@ -49,7 +49,7 @@ def _ratio_or_one(numerator: Array, denominator: Array, is_one: Array, xp: Any) 
 
 
 class Rule(ABC):
-    """The update rule of one tensor. One that is not ``adapted`` has neither weight decay nor a ratio."""
+    """The update rule of one tensor. A tensor that is not ``adapted`` gets neither decay nor a ratio."""
 
     adapts: ClassVar[bool] = True  # whether it has a ratio, so needs norms
 
@@ -71,7 +71,7 @@ class Rule(ABC):
     def ratio(self, squares: Array, xp: Any) -> Array:
         """Return the ratio of each tensor, float64 ``(L,)``; ``squares``: of weights and of directions.
 
-        It is 1 where either norm is 0. Rules with ``adapts`` define it; of others it is not asked for.
+        The ratio is 1 where either norm (LAMB: after clipping) is 0. Only rules with ``adapts`` define it.
         """
         raise NotImplementedError
 
@@ -174,7 +174,7 @@ class Adam(Rule):
         return ("mean", "square")
 
     def corrections(self, step: Array, xp: Any) -> State:
-        """``1 − βᵗ`` of both moments, and where ``v`` is frozen one day whether it is (1 or 0)."""
+        """Return ``1 − βᵗ`` of both moments; with ``freeze_variance``, also 1 if ``v`` is frozen, else 0."""
         # In float64: float32 keeps four digits of 1 − 0.999.
         if self.freeze_variance is None:
             return 1 - self.beta_1**step, 1 - self.beta_2**step
@@ -295,8 +295,8 @@ class Muon(AdamW):
     def matrix(self, path: str, shape: Sequence[int]) -> tuple[int, int] | None:
         """Return rows and columns of a tensor that is a matrix, ``None`` for one that AdamW updates.
 
-        The last dimension is the columns, all before it are the rows: a kernel ``(h, w, inputs, outputs)`` is
-        of ``h·w·inputs`` rows. Both are 2 or more; ``path`` does not match the regular expression ``adamw``.
+        The last dimension is the columns, the others are the rows: a kernel ``(h, w, inputs, outputs)`` has
+        ``h·w·inputs`` rows. Both are 2 or more, and the regular expression ``adamw`` does not match ``path``.
         """
         if len(shape) < 2 or re.search(self.adamw, path):
             return None

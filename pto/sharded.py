@@ -113,7 +113,7 @@ def restore(optimizer: Any, variables: Sequence[Any], state: State) -> None:
 class ShardedUpdate:
     """Applies the rule of ``optimizer`` to this rank's part of the weights, then gathers the weights.
 
-    A part is an equal slice of all weights; for Muon, which needs whole matrices, tensors of equal work.
+    A part is an equal slice of all weights; for Muon, which needs whole matrices, tensors of balanced work.
 
     ``optimizer``: an SGD of Keras, or one of :mod:`pto.keras`, not built, so that it has no slots of its own.
     Its learning rate (or schedule) is used, and its iterations are counted. Each rank stores the slots of its

@@ -1,8 +1,8 @@
 """Build the documentation as a site: python scripts/build_docs.py, then open build/site/index.html.
 
-The pages are laid out in build/pages as they lie in the repository, with the files that they link: so links
-lead where they do there. mkdocs.yml says what the site is like, and refuses links that lead nowhere. The API
-reference is made from the docstrings.
+The pages are copied to build/pages under the paths that they have in the repository, with the files that
+they link to, so that relative links work. mkdocs.yml configures the site, and broken links are errors. The
+API reference is made from the docstrings.
 """
 
 import logging

@@ -10,8 +10,8 @@ on all ranks, or ``cloudtrain launch -np 4 configs/digits.yaml``.
 import os
 from typing import TYPE_CHECKING, Any
 
-# Where colorama is installed, as with sacrebleu, Numba has it print escape sequences when a process ends, to
-# standard output and behind JSON, too. Read when Numba is imported.
+# Where colorama is installed (sacrebleu requires it), Numba makes it print escape sequences to standard
+# output when a process exits, even after JSON. Numba reads this variable when it is imported.
 os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
 
 if TYPE_CHECKING:

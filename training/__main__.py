@@ -1,4 +1,4 @@
-"""The command ``cloudtrain``, also as ``python -m training``: it needs what the extra ``train`` installs."""
+"""The command ``cloudtrain``, also ``python -m training``; it needs the packages of the extra ``train``."""
 
 import sys
 from importlib.util import find_spec

@@ -42,7 +42,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Process:
-    """A process that began the run, or resumed it after ``from_step`` steps.
+    """One launch of all ranks, which began the run, or resumed it after ``from_step`` steps.
 
     ``config``: see :func:`config_digest`. ``versions``: of packages. ``data``: by part. Rank ``r`` is seeded
     with ``seed + r``. ``digest_every``: steps between the digests of weights in ``metrics.jsonl``.
@@ -154,7 +154,7 @@ class Record:
         return str(self.values["kind"])
 
     def read(self, key: str, kind: type) -> Any:
-        """Return a text, or a whole number from 0; ``ValueError`` for any other value."""
+        """Return the value of a key, a string or an integer from 0 by ``kind``; ``ValueError`` for others."""
         value = self.values.get(key)
         if type(value) is not kind or (isinstance(value, int) and value < 0):
             expected = "a whole number" if kind is int else "a text"
@@ -181,7 +181,7 @@ def read_records(folder: Path) -> list[Record]:
 
 
 def digests_of(records: Sequence[Record]) -> dict[int, str]:
-    """Return the digests of the weights by step, the last of each; ``ValueError`` for half a record."""
+    """Return the latest digest of the weights at each step; ``ValueError`` for an incomplete record."""
     found: dict[int, str] = {}
     from_step = 0
     for record in records:
@@ -202,7 +202,7 @@ def digests_of(records: Sequence[Record]) -> dict[int, str]:
 def problems(folder: Path) -> Iterator[str]:
     """Yield a line, beginning with the file, for each problem of a run's folder.
 
-    Values that a damaged file lacks are not compared.
+    A damaged receipt or record ends the search: what would be compared after it is not.
     """
     try:
         receipt = Receipt.read(folder)
@@ -255,7 +255,7 @@ def _config_problem(folder: Path, process: Process) -> str | None:
 
 
 def _of_order(records: list[Record]) -> Iterator[str]:
-    """Yield records that do not ascend within a process, from the step with which it begins."""
+    """Yield a line for each record out of order: within a process, steps, epochs and digests ascend."""
     keys = {"digest": ("steps",), "step": ("epoch", "step"), "epoch": ("epoch",)}
     begin = {"digest": [0], "step": [0, 0], "epoch": [-1]}
     before = dict(begin)
@@ -357,7 +357,7 @@ class Recorded:
     def of(cls, folder: Path, steps: str | None) -> "Recorded":
         """Return the record of ``steps``, ``A:B``; ``ValueError`` if they cannot be replayed.
 
-        ``None``: up to the first digest, of the process that ended the run or of others that were like it.
+        ``None``: up to the first digest since the process that ended the run, or earlier ones like it, began.
         """
         receipt = Receipt.read(folder)
         digests = digests_of(read_records(folder))

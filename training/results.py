@@ -42,9 +42,9 @@ class LoopSeconds:
 class StepHyperparameters:
     """The hyperparameters of a step.
 
-    ``round_steps``: of the round that it ends, all ranks exchanging; 0 within a round, 1 without local steps.
-    Of fragments a round ends where one arrives. ``leaving``: the number of the fragment whose exchange begins
-    after the step, if one does; ``ALL_FRAGMENTS``: of all.
+    ``round_steps``: steps of the round that ends with this step, when all ranks exchange; 0 within a round, 1
+    without local steps. With fragments, a round ends where one arrives. ``leaving``: the number of the
+    fragment whose exchange begins after this step; ``ALL_FRAGMENTS`` if all do, ``None`` if none does.
     """
 
     learning_rate: float
@@ -104,7 +104,7 @@ class StageSums:
 
     @property
     def hidden_share(self) -> float | None:
-        """Return which share of the exchange was hidden; ``None`` where none was in the background."""
+        """Return the hidden share of the exchange; ``None`` if nothing was exchanged in the background."""
         return self.hidden / self.busy if self.busy else None
 
 
@@ -383,11 +383,11 @@ class Summary:
 
 @dataclass(frozen=True)
 class Position:
-    """The position of a run.
+    """The position of a run: how much of it is complete.
 
-    ``phase``: its number. ``epoch``: of the phase. ``step``: of the epoch. ``phase_steps``: of the phase.
-    ``steps``: of the run. ``samples``: of the epoch, over all ranks, in the unit of its order. ``run_epoch``:
-    completed epochs of the run, on which the order of the samples and their crops depend.
+    ``phase``: phases of the run. ``epoch``, ``phase_steps``: epochs and steps of the current phase. ``step``,
+    ``samples``: steps and samples of the current epoch, samples over all ranks, in the unit of its order.
+    ``steps``, ``run_epoch``: steps and epochs of the run. Sample order and crops depend on ``run_epoch``.
     """
 
     phase: NonNegativeInt = 0

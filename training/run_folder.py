@@ -180,7 +180,7 @@ def unwritable(expected: str) -> Iterator[None]:
 
 
 def to_resume(config: NamedRun, resume: str) -> Path | None:
-    """Return the folder of the run to resume, if any; ``ValueError`` if it is none, or its run is alive."""
+    """Return the folder of the run to resume, if any; ``ValueError`` if it holds no run, or a running one."""
     if resume == "never":
         return None
     path = _unfinished_run(config) if resume == "auto" else Path(resume).expanduser()

@@ -1,4 +1,4 @@
-"""The source tree of this process; without third-party packages, for the benches of every framework."""
+"""The source tree of this process; imports ``commlib`` alone, so that benches of any framework can use it."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from commlib import __version__
 
-TREE = Path(__file__).parents[1]  # that this module is in: a clone, or where packages are installed
+TREE = Path(__file__).parents[1]  # the parent of this package: a clone, or site-packages
 PATIENCE_SECONDS = 20  # with git
 
 

@@ -121,11 +121,11 @@ def down(cluster: Cluster) -> int:
 
 
 def burst_and_rate(rate: str) -> tuple[int, int]:
-    """Return how many bytes may pass at once, those of 0.25 ms and some packets at least, and in a second.
+    """Return the burst in bytes, 0.25 ms of the rate and some packets at least, and the rate in bytes/s.
 
-    With more, small messages would run faster than the rate; with less, timers that are late would hold up
-    large ones. ``tc`` itself reads the rate, in a namespace that ends with it. Where it takes one that it
-    cannot hold, as ``-5mbit``, it shows another burst than it was given.
+    With a larger burst, small messages would exceed the rate; with a smaller one, late timers would hold up
+    large ones. ``tc`` itself parses the rate, in a temporary namespace. If it accepts a rate that it cannot
+    hold, such as ``-5mbit``, it shows a burst other than the one it was given.
     """
     wanted = 80_000
     shape = f'tc qdisc add dev lo root tbf burst {wanted} latency 50ms rate "$0"'

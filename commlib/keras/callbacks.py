@@ -59,9 +59,9 @@ class DistributedCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Ke
 class BroadcastVariables(DistributedCallback):
     """Gives all ranks the weights and the optimizer's state of rank 0, before the first step.
 
-    After the first batch (with ``steps_per_execution`` the first call of that many), as Horovod does, where
-    only that builds the model: each rank has computed its gradient with weights of its own, and rank 0's
-    updated ones go on. States of random generators are not broadcast: each rank draws its own dropout.
+    If only the first batch builds the model, the broadcast follows that batch (``steps_per_execution``: the
+    first call), as in Horovod: each rank has computed its gradient with its own weights, and training goes on
+    from rank 0's. States of random generators are not broadcast: each rank draws its own dropout.
     """
 
     _is_due = False
@@ -88,8 +88,8 @@ class SynchronizeEpochs(DistributedCallback):
 
     A rank that has fewer batches joins the steps of the others with gradients of zero, before its validation:
     see :meth:`DistributedOptimizer.join`. Where the ranks know before an epoch (from arrays, a
-    ``cardinality``, ``steps_per_epoch``) that they have as many, the steps exchange nothing more than
-    gradients. ``SyncBatchNormalization`` needs that.
+    ``cardinality``, ``steps_per_epoch``) that all have equally many, steps exchange only gradients.
+    ``SyncBatchNormalization`` requires this.
     """
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
@@ -242,9 +242,9 @@ class LearningRateSchedule(_LearningRate):
     """Sets ``learning_rate`` times ``multiplier`` from ``start_epoch`` on, until before ``end_epoch``.
 
     ``learning_rate`` is usually ``P`` times that of one rank. ``multiplier``: a number, or a function of the
-    epochs that are over: whole ones with ``staircase``, else with the share of this one, set before every
-    step. Several follow each other, after ``LearningRateWarmup``, if no two have an epoch in common.
-    ``steps_per_epoch`` where ``fit`` does not know it.
+    completed epochs: a whole number with ``staircase``, else a fraction that grows with every step. Several
+    schedules may follow each other, after ``LearningRateWarmup``, if their epochs do not overlap.
+    ``steps_per_epoch``: needed where ``fit`` does not know it and ``staircase`` is false.
 
     The momentum that SGD has gathered stays as it is: it is not multiplied with the rate.
     """
@@ -286,9 +286,9 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc] 
 
     Rank 0 writes and restores the model and the epoch, and gives them to the others; every rank keeps its own
     residual in a file of its own in ``backup_dir``, a folder on its machine or one that all share. A residual
-    that is missing, or of another step than the model, is zero, and that is said. After
-    ``default_callbacks()``, which end an epoch on all ranks before it is saved; ``options``: those of Keras'
-    callback.
+    that is missing, or of another step than the model, starts at zero, with a warning. Put this callback
+    after ``default_callbacks()``, which end an epoch on all ranks before it is saved. ``options``: those of
+    Keras' callback.
     """
 
     def on_train_begin(self, logs: Logs = None) -> None:

@@ -20,7 +20,7 @@ from commlib.transport.watchdog import check_seconds
 
 
 class DistributedOptimizer(Closing):
-    """Stands for ``optimizer``, which it gives the mean gradients of all ranks; they make it together.
+    """Wraps ``optimizer`` and gives it the mean gradients of all ranks, which construct the wrapper together.
 
     ``optimizer``: one of Keras 3, or the name of one. ``topology`` and ``config`` as for
     :class:`commlib.tensorflow.DistributedGradients`, which ``gradients`` is once the model is built.

@@ -61,7 +61,7 @@ class Ranks(Closing):
                 variable.assign(value)
 
     def differing(self, variables: Sequence[Any]) -> dict[int, list[int]]:
-        """Return by the numbers of the variables that differ which ranks do not have the values of rank 0."""
+        """Return, by the number of each variable that differs, the ranks whose values are not rank 0's."""
         own = [digest([variable.numpy().tobytes()]) for variable in variables]
         digests = np.array(self.gather(f"a comparison of {len(own)} variables", own), np.int64)
         unlike = digests != digests[0]

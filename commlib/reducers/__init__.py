@@ -86,11 +86,11 @@ def make_reducer(
     """Return a new reducer for gradients of ``size`` entries; all ranks of the topology call it together.
 
     ``name``: an entry of ``REDUCERS``, an entry point of the group ``cloudtrain.reducers``, or an import path
-    ``package.module:Name`` of a subclass of ``Reducer``. Sparse ones take ``density`` in (0, 1], ``selector``
-    (see ``SELECTORS``), ``wire`` (see ``CODECS``), ``decay`` of the residual in (0, 1], and the options of
-    their own class; an option that the class does not take raises ``InvalidArgument``. ``wrappers``: records
-    of what is put around it, the innermost first, as ``{"name": "momentum_correction", "momentum": 0.9}``;
-    names are those of ``WRAPPERS`` or import paths.
+    ``package.module:Name`` of a subclass of ``Reducer``. Sparse ones take ``density`` and the ``decay``
+    of the residual, both in (0, 1], ``hierarchical``, most also ``selector`` (see ``SELECTORS``) and ``wire``
+    (see ``CODECS``), and options of their own class; an unknown option raises ``InvalidArgument``.
+    ``wrappers``: records of the wrappers around the reducer, the innermost first, as
+    ``{"name": "momentum_correction", "momentum": 0.9}``; names are those of ``WRAPPERS`` or import paths.
     """
     check_reducer_options(name, options)
     around = [_wrapper(record) for record in wrappers]

@@ -55,8 +55,8 @@ class Reducer(ABC):
     this signature. It stores them as a frozen dataclass, ``options``, which is compared between ranks. The
     constructor sends nothing: ``synchronize`` does, once.
 
-    ``approximates``: it sends rows or factors in place of the entries of largest magnitude. With as many
-    values it learns otherwise (docs/convergence.md), so ``auto``, which goes by seconds, does not pick it.
+    ``approximates``: it sends rows or factors in place of the entries of largest magnitude. Training then
+    converges differently (docs/convergence.md), so ``auto``, which compares only seconds, does not pick it.
 
     ``last`` is the :class:`Report` of the latest call, ``None`` before the first. ``arrays``: the module
     whose arrays gradient, mean and residual are, NumPy, or CuPy if the topology's transport sends those.

@@ -108,8 +108,8 @@ class ExDyna(ResidualReducer):
     no two ranks select the same entry. Indices are all-gathered, the values of all ranks at all of them are
     all-reduced, and all ranks clear those in their residuals: ``3·k·(P − 1)/P`` words.
 
-    The threshold is scaled by a half percent a step towards ``k`` entries; where the number is off by more
-    than a half, the ranks find it from samples of their partitions' magnitudes (the published code starts
+    The threshold is scaled by a half percent a step towards ``k`` entries; where the count is off by a factor
+    above 1.5, the ranks find it from samples of their partitions' magnitudes (the published code starts
     from a constant, and takes hundreds of steps). Where more than ``2k`` entries reach it, each partition
     keeps its share of them. With ``balance``, partitions move blocks to their neighbours until all hold as
     many entries (MiCRO does not). ``indices``: the index codec; values are added up on their way, and travel

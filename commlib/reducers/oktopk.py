@@ -264,7 +264,7 @@ class OkTopK(SelectingReducer):
     def _keep_unapplied(
         self, selected: SparseVector, messages: list[Message], combined: SparseVector
     ) -> None:
-        """Drop the entries that this rank sent in vain: only local ∩ global is cleared (line 14)."""
+        """Put back into the residual what was sent in vain: only local ∩ global is cleared (line 14)."""
         if self.codec.lossless:
             self.drop(selected.without(combined))
         else:

@@ -59,9 +59,9 @@ class Matrix(NamedTuple):
 def matrices_of(size: int, density: float, matrix_rank: int | None, shapes: Shapes | None) -> list[Matrix]:
     """Return the matrices of a gradient; what is in none of them stays dense.
 
-    A matrix is some first dimensions of a variable by the others, whose product is the nearest to a square:
-    of a convolution, the filters by the rest (section 3). Without ``shapes`` it is as much of the vector as
-    makes one that is nearly square. It stays dense if its factors are not smaller.
+    A variable becomes a matrix of some leading dimensions by the others, as nearly square as possible: for a
+    convolution, the filters by the rest (section 3). Without ``shapes``, as much of the vector as possible
+    becomes one nearly square matrix. A matrix whose factors are not smaller stays dense.
     """
     side = math.isqrt(size)
     found, low = [], 0

@@ -47,9 +47,9 @@ class Report:
     ``finite``: false when a NaN or an infinity on any rank made all ranks skip the step. ``selected``:
     entries this rank selected; ``applied``: entries of the result, as held on the wire (all ``d`` where
     it was sent dense). ``busy``: seconds that a thread in the background took for the step, ``hidden``: those
-    of them during which the caller went on computing; 0 without overlap. ``flags``: those
-    of any rank when it entered the step, see :class:`commlib.Topology`; equal on all ranks. ``forgotten``: by
-    a decay below 1.
+    of them during which the caller went on computing; 0 without overlap. ``flags``: the
+    union of all ranks' flags at the start of the step, equal on all ranks, see :class:`commlib.Topology`.
+    ``forgotten``: what a ``decay`` below 1 removed from the residual.
     """
 
     finite: bool

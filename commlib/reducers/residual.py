@@ -54,7 +54,7 @@ class ResidualReducer(Reducer):
     algorithm is the second step, ``_exchange``. With ``hierarchical``, the layout
     :class:`commlib.reducers.layouts.Shards`, nodes add up first, and the vector is a shard of the node's sum;
     else it is the rank's own gradient. The residual is multiplied by ``decay`` before a gradient is added;
-    the loss is reported.
+    ``Report.forgotten`` tells what that removes.
 
     ``comm``, ``link``, ``length``: of the layout, see :class:`commlib.reducers.layouts.Flat`. ``k``: entries
     to send. ``state``: ``_exchange`` replaces it by a new value when a step changes it; a skipped step
@@ -214,8 +214,8 @@ class ResidualReducer(Reducer):
     ) -> Message:
         """Return the message for ``vector``, which begins at ``at`` of the own range, in the reducer's codec.
 
-        What the codec rounds away is dropped, unless another rank that encodes the same vector keeps it. The
-        message may share the memory of a dense vector.
+        With ``keeps`` the rounding error goes to the next residual; where several ranks encode the same
+        vector, one of them keeps it. The message may share the memory of a dense vector.
         """
         codec = codec or self.codec
         with self.measure("combine"):

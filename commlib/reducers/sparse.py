@@ -167,6 +167,6 @@ class SelectingReducer(SparseReducer):
         """Return the sum of the selections of the ranks of ``comm``.
 
         A rank whose vector is not finite has selected a NaN, and the sum has to hold one, at any index.
-        Entries of ``selected``, or of a sum, that are not in the result have to be dropped: those of
-        ``selected`` have been taken from the residual. The caller overwrites the values of the result.
+        Entries of ``selected``, or of a sum, that are not in the result have to be given to ``drop``, as
+        ``selected`` is no longer in the residual. The caller overwrites the values of the result.
         """

@@ -198,7 +198,7 @@ class MomentumCorrection(ReducerWrapper):
 
     The optimizer then has no momentum of its own. ``masking``: an entry's velocity starts again when the
     entry has been sent, so that no stale momentum is carried on (DGC's momentum factor masking, section 3.3).
-    With momentum correction, velocities instead of gradients are never lost.
+    The guarantee that nothing is lost then holds for velocities instead of gradients.
     """
 
     def __init__(self, reducer: Reducer, momentum: float, *, masking: bool = True) -> None:

@@ -21,9 +21,9 @@ class Exact(BlockSelector):
 
     The definition of HiTopKComm, equation 2, by the threshold search of its section 3.1 without the
     approximation. Where ``k`` is a large part of ``d``, or the large entries are in few blocks, the threshold
-    comes from all entries: one more pass. Neither is needed where a threshold near that of the latest
-    selection, which is tried first, is reached by ``k`` entries and not by many more. What that threshold is
-    changes no result, so it is no state.
+    comes from all entries: one more pass. Before that, a threshold near that of the latest selection is
+    tried: if ``k`` entries reach it, and not many more, no search is needed. That threshold changes no
+    result, so it is not part of the state.
     """
 
     def __init__(self) -> None:

@@ -94,7 +94,7 @@ class DistributedGradients(Exchange):
     ``bucket_bytes``: the gradient is reduced in buckets of at most so many bytes, see
     :func:`commlib.exchange.bucket_bounds`; by default it is one bucket. ``overlap``: each bucket is exchanged
     in the background as soon as the gradients of its variables are computed; the means are the same to the
-    bit. ``overlaps`` is true where that happens: not on one rank, and not where gradients are on GPUs.
+    bit. ``overlaps`` is true where that happens: not with one bucket, on one rank, or on GPUs.
 
     ``cuts``: see :func:`buckets_of`. ``background``: a step that is submitted bucket by bucket, outside of
     graphs, is exchanged in the background, too, over communicators of its own: the caller may exchange other

@@ -67,8 +67,8 @@ def register(
 class DistributedGradients(Closing):
     """Averages the gradients of a model in DistributedDataParallel; made by ``register``.
 
-    Each bucket of DDP has a reducer of its own. Where DDP makes its buckets anew, the reducers are made anew,
-    too, and each parameter keeps its residual. ``exchange``: the ``commlib.BucketExchange`` below, made
+    Each bucket of DDP has a reducer of its own. When DDP rebuilds its buckets, the reducers are rebuilt as
+    well, and each parameter keeps its residual. ``exchange``: the ``commlib.BucketExchange`` below, made
     in the first step. ``report``: of the latest step, ``None`` before the first.
 
     Where a rank has a NaN or an infinity, the step is skipped: all gradients become NaN on all ranks, and no

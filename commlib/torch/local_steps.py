@@ -33,10 +33,10 @@ class LocalSteps(Closing):
     ``fragments``, ``delay``, ``mixing`` and ``eager``: of Streaming DiLoCo; during a delay the exchange runs
     in a thread. See ``commlib.rounds``. All ranks make it together.
 
-    ``round_seconds``: a rank whose steps to the next exchange have taken so long ``is_over``: until then it
-    calls ``pass_over()`` in place of a step. The time of a step is that between two such calls, without
-    ``common_weights``. ``by_samples``: differences count by the ``samples`` that are given to ``step``; so
-    they do with ``round_seconds``.
+    ``round_seconds``: once the steps since the latest exchange have taken so long, ``is_over`` is true, and
+    the rank calls ``pass_over()`` in place of each step until the next exchange. A step lasts from one call
+    of ``step()`` or ``pass_over()`` to the next, less the time in ``common_weights``. ``by_samples``:
+    differences are weighted by the ``samples`` given to ``step``, as they always are with ``round_seconds``.
 
     After each ``optimizer.step()``, call ``step()``, and at the end of training ``settle()``. A round in
     which the weights of a rank are not finite is skipped on all ranks: weights, buffers and the optimizer's

@@ -84,8 +84,8 @@ class Communicator(Closing, ABC):
     object exchanges are not counted. ``arrays``: the module whose arrays gradients are, NumPy or CuPy.
     ``eager_bytes``: the longest message that is sent without waiting for the receiver's consent.
     ``shares_cores``: whether a machine has more ranks than cores, so that a rank that waits sleeps.
-    ``in_pieces``: whether long ones of ``send_message`` travel in pieces. :class:`commlib.Topology` sets it
-    where there are several nodes; the ranks of one copy whole messages faster.
+    ``in_pieces``: whether long messages of ``send_message`` travel in pieces. :class:`commlib.Topology` sets
+    it where there are several nodes; inside a single node whole messages are faster.
     """
 
     arrays: ModuleType = np
@@ -175,8 +175,8 @@ class Communicator(Closing, ABC):
     def send_message(self, message: Array, destination: int) -> Request:
         """Start sending contiguous bytes to a rank that does not know how many come.
 
-        Where long ones travel in pieces, no receiver has to consent to a piece, and it can pass each on. A
-        first one of their length says that the length of the message comes next, and then its rest.
+        Long messages may travel in pieces (``in_pieces``): these need no rendezvous, and the receiver can
+        forward each at once. A first piece of full length is followed by the message's length and the rest.
         """
         assert message.flags.c_contiguous
         assert message.dtype == np.uint8
@@ -394,7 +394,7 @@ class Ring:
         finish: Callable[[Array], None],
         add: np.ufunc = np.add,
     ) -> None:
-        """Fill ``sums`` with the sums, or what ``add`` makes, over ranks of ``given``, which is not changed.
+        """Fill ``sums`` with ``given`` reduced over ranks by ``add``; ``given`` is not changed.
 
         ``P − 1`` hops of reduce-scatter, then ``P − 1`` of all-gather. Part ``r`` starts at the right
         neighbour of rank ``r``, is summed in the order of the ring, and ends at ``r``, where ``finish``

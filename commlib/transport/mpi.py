@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 PIECE_BYTES = 1 << 30
 
 # Set where there are more ranks than cores: Open MPI then yields while it polls. It still polls all the time,
-# and the rank that it waits for computes at a fraction of the speed: better to sleep between polls. So does a
-# thread other than the main one, such as the thread of an exchange with ``overlap``. Naps grow, as each takes
-# processor time, to a tenth of the wait, which is how late a rank may wake; the first one is a part of the
-# last one before, since a piece of a message takes about as long as the piece before it.
+# and slows down the rank that it waits for; so a waiting rank sleeps between polls here. A thread other than
+# the main one, such as that of an exchange with ``overlap``, always does. Each nap costs processor time, so
+# naps grow to a tenth of the wait, which is how late a rank may wake. The first nap is a fraction of the last
+# nap of the previous wait, since a piece of a message takes about as long as the piece before it.
 YIELDS = "OMPI_MCA_mpi_yield_when_idle"
 SHORTEST_NAP_SECONDS, LONGEST_NAP_SECONDS, NAP_GROWTH, FIRST_NAP = 20e-6, 2e-3, 1.1, 0.25
 

@@ -224,10 +224,10 @@ def world(*, between: str = "nccl", share_gpus: bool = False) -> Communicator:
     """Return a communicator of all ranks of the MPI job, each with a GPU of its machine.
 
     Rank ``r`` of a machine takes the ``r``-th GPU that it sees, modulo their number, and makes it current in
-    this thread. ``between``: how communicators that span machines move arrays on GPUs, by ``nccl`` or, in
-    host memory, by ``mpi``: the world then moves all by MPI, also between ranks of one machine, as ``dense``
-    and ``allgather`` have it do. ``share_gpus``: let several ranks share a GPU, for tests: NCCL sees
-    each of these on a machine of its own.
+    this thread. ``between``: how communicators that span machines move arrays on GPUs, by ``nccl`` or,
+    through host memory, by ``mpi``: exchanges over the world, as those of ``dense`` and ``allgather``, then
+    go by MPI between ranks of one machine, too. ``share_gpus``: let several ranks share a GPU, for tests:
+    NCCL sees each of these on a machine of its own.
 
     Raises ``InvalidArgument`` where there is no GPU, CuPy or NCCL, or where ranks share a GPU.
     """

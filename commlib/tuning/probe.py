@@ -62,7 +62,7 @@ class Job:
 class Candidate:
     """A reducer and its wire codec; none for one that sends no entries.
 
-    ``options``: others than density, of a configuration's own reducer, as JSON.
+    ``options``: the options other than density and ``wire``, as JSON.
     """
 
     reducer: str
@@ -259,9 +259,9 @@ def _link(world: Communicator, comm: Communicator, sharing: int) -> Link | None:
 
     α and β: the least squares of the relative errors over messages of different lengths, where each rank
     sends one to the next and receives one (gTop-k measures them with such ping-pongs). The shortest are
-    sent in a chain, as in a ring: ranks that begin at different times wait once for each other. The gap: of
-    several short messages at once. What α is longer than that of two ranks alone, which send one to and fro,
-    is waiting for processors. ``None`` where no rank has others.
+    sent in a chain, as in a ring: ranks that begin at different times wait once for each other. The gap comes
+    from several short messages at once. ``busy``, the wait for processors, is by how much α exceeds the
+    latency of a ping-pong between two ranks alone. ``None`` where every ``comm`` has one rank.
     """
     sizes = world.allgather_ints([comm.size])[:, 0]
     if sizes.max() == 1:
@@ -298,9 +298,9 @@ def _incast(topology: Topology, inter: Link) -> float:
 def _shift_seconds(
     world: Communicator, comm: Communicator, total_bytes: int, hops: int, length: int | None = None
 ) -> float:
-    """Return the seconds in which each rank sends bytes to the next, in one of ``hops`` shifts in a row.
+    """Return the seconds of one of ``hops`` shifts in a row: each rank sends ``total_bytes`` to the next.
 
-    In messages of ``length`` at once, by default of as many bytes as are sent at once.
+    The bytes are sent at once, in messages of ``length`` bytes, by default of ``comm.eager_bytes``.
     """
     outgoing, incoming = world.arrays.zeros((2, total_bytes), np.uint8)
     step = length or comm.eager_bytes

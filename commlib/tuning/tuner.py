@@ -68,11 +68,11 @@ class Case:
 def candidates(
     wires: Sequence[str] = WIRES, *, between_nodes: bool = True, on_gpus: bool = False
 ) -> list[Candidate]:
-    """Return all reducers that declare their cost, those with a codec with each of ``wires``.
+    """Return all reducers that declare their cost and require no option, once for each codec of ``wires``.
 
-    The reducers of ``REDUCERS`` and of the installed packages' entry points; with ``between_nodes`` also the
-    hierarchical variants of those that have no name of their own; with ``on_gpus`` those that take a GPU's
-    arrays, and of ``wires`` those that have GPU kernels.
+    The reducers of ``REDUCERS`` and of the installed packages' entry points; with ``between_nodes`` also
+    hierarchical variants, unless they are reducers of their own, as ``hitopk`` is; with ``on_gpus`` only
+    reducers that take a GPU's arrays, and codecs that have GPU kernels.
     """
     if on_gpus:
         wires = [wire for wire in wires if has_kernels(wire)]
@@ -117,9 +117,9 @@ def choose(
 ) -> Choice:
     """Return the reducer, and its wire codec, that is expected to be the fastest.
 
-    One that ``approximates`` is not picked. It is ``dense`` where the fastest one gains less than
-    ``LEAST_GAIN`` of its time, or less than the spread of the measurements. On one node it is one that sends
-    all, on one rank ``dense``. ``on_gpus``: of those that take a GPU's arrays.
+    Reducers with ``approximates`` are not picked. The choice is ``dense`` where the fastest gains less than
+    ``LEAST_GAIN`` of the time of ``dense``, or less than the spread of the measurements, and on one rank. On
+    one node only reducers that send all entries are picked. ``on_gpus``: as for :func:`candidates`.
     """
     case = Case(nodes, size, check_density(density), on_gpus)
     seconds = _expect_pickable(profile, case)
@@ -140,10 +140,10 @@ def choose(
 
 
 def choose_buckets(profile: Profile, case: Case, reducer: str, options: Mapping[str, Any]) -> int:
-    """Return the number of buckets to cut a gradient into, a power of two: as many as hardly add to its cost.
+    """Return the number of buckets to cut a gradient into, a power of two up to ``MOST_BUCKETS``.
 
-    Each bucket costs its latency, and the more there are the earlier the first is on its way: together they
-    are predicted to take at most ``MOST_LONGER`` times as long as one. A reducer that declares no cost: 1.
+    Each bucket adds its latency, but with more buckets the first exchange starts earlier: the largest number
+    predicted to take at most ``MOST_LONGER`` times as long as one. 1 for a reducer that declares no cost.
     """
     if reducer_class(reducer).cost is None:
         return 1
@@ -186,9 +186,9 @@ def _trials(profile: Profile, case: Case) -> list[Trial]:
 def expect(profile: Profile, case: Case) -> dict[Candidate, float]:
     """Return the seconds that a step is expected to take with each candidate.
 
-    Those of its trials in exactly this case. Else the cost model's prediction, times the ratio of measured to
-    predicted seconds in the candidate's trials that are nearest to this case in size and density (if it has
-    none, in the trials of other candidates).
+    A candidate with trials in exactly this case gets their mean. Others get the cost model's prediction times
+    the ratio of measured to predicted seconds in the candidate's trials nearest to this case in size and
+    density (if it has none, in those of other candidates).
     """
     known = candidates(between_nodes=_is_between(case.nodes), on_gpus=case.on_gpus)
     ratios = {
@@ -345,9 +345,9 @@ def seconds_in_turns(
     """Return the seconds of each candidate's steps, which take turns, in another order each time.
 
     A step is slower after one that waited long for the network: caches are cold, and processors asleep.
-    At least ``steps`` are made of each; more, up to ``MOST_STEPS``, until they took ``LEAST_SECONDS`` a
-    candidate; fewer once they took ``seconds`` a candidate. Both limits include the warm-up, of many steps a
-    third, in which residuals grow and thresholds are found again and again.
+    Each candidate takes ``steps`` steps; more, up to ``MOST_STEPS``, until all took ``LEAST_SECONDS`` a
+    candidate; fewer if they took ``seconds`` a candidate. Both limits include the warm-up, two steps or, of
+    many, a third, in which residuals grow and thresholds are found again and again.
     """
     reducers = [make_reducer(each.reducer, topology, case.size, **settings(case, each)) for each in chosen]
     taken: list[list[float]] = [[] for _ in chosen]
@@ -395,9 +395,9 @@ def choose_within(
 ) -> Choice:
     """Return the reducer and codec that need the fewest local steps to an exchange, and how many these are.
 
-    ``bytes_per_step``: that a rank may send in an average step, between nodes where there are several, else
-    inside. Of candidates that need as few steps, the one that sends most. By closed forms alone: all ranks
-    choose alike, and nothing is measured. ``on_gpus``: as for :func:`choose`.
+    ``bytes_per_step``: what a rank may send in an average step, between nodes if there are several, else
+    inside the node. Among candidates that need equally few steps, the one that sends the most is chosen.
+    Closed forms decide: nothing is measured, and all ranks choose alike. ``on_gpus``: as for :func:`choose`.
 
     >>> nodes = [range(8 * node, 8 * node + 8) for node in range(16)]
     >>> choice = choose_within(1000, nodes, size=1_000_000, density=0.01)

@@ -19,7 +19,7 @@ SIGNS = np.random.default_rng(0x48).choice(np.array([-1, 1], np.float32), BUCKET
 
 
 class Hadamard(Qsgd):
-    """Random signs and a Hadamard transform of every 512 values; then QSGD. Fewer stay as they are.
+    """Random signs and a Hadamard transform of every 512 values; then QSGD. A shorter rest is not rotated.
 
     A value of 0 comes back as an error of the others' size.
     """

@@ -36,8 +36,8 @@ Codes = npt.NDArray[np.uint8]
 class Lloyd(ValueCodec):
     """For every 1,024 values a float32 level of each class and the largest five; for each its sign and class.
 
-    Integers are added up in place of floats, so equal values give equal bytes on any processor. A bucket that
-    holds a 0 has it for its lowest level. All values of one that holds a NaN or an infinity come back as NaN.
+    Integers are added up in place of floats, so equal values give equal bytes on any processor. With two or
+    more classes, a 0 comes back as 0. All values of a bucket with a NaN or an infinity come back as NaN.
     """
 
     lossless = False

@@ -1,4 +1,4 @@
-r"""Sources of UTF-8 text, whose lines end with ``\n``, the last one also with the file; and of its tokens."""
+r"""Sources of UTF-8 text and of its tokens. Lines end with ``\n``; the last one may end with the file."""
 
 import codecs
 import re
@@ -349,6 +349,6 @@ def unpack_tokens(sample: bytes | npt.NDArray[np.uint8], *, pair: bool = False) 
 
 
 def _packed(lines: Sequence[Sequence[int]]) -> bytes:
-    """Return the tokens of a line, or those of two lines after how many the first one has."""
+    """Return the tokens of a line; for two lines, the length of the first, then the tokens of both."""
     before = [len(lines[0])] if len(lines) == 2 else []
     return np.fromiter(chain(before, *lines), np.int32).tobytes()

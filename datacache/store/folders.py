@@ -58,8 +58,8 @@ def enter(
     """Open the folder of a fingerprint; return a descriptor that protects it from removal until closed.
 
     ``create`` makes the files of a missing folder, ``use`` opens the files of an existing one. An unusable
-    folder, one for which ``use`` raises :class:`Damaged` among them, is removed; it is an error if another
-    job uses it, or if it was made for other ids. :class:`Untrusted` if other users can change it.
+    folder, such as one for which ``use`` raises :class:`Damaged`, is removed; ``RuntimeError`` if another job
+    uses it. ``ValueError`` for a folder of other ids, :class:`Untrusted` if other users can change it.
     """
     files.check_folder(root)
     folder = root / (PREFIX + wanted.fingerprint)

@@ -164,7 +164,7 @@ class Record:
     """A subject measured in a case, against one peer or none.
 
     ``missing``: why the peer could not be measured. ``bytes``: of the busiest rank in one step, ``None``: not
-    known. ``more``: keys of this bench alone, and of a record of another process its machine and settings.
+    known. ``more``: keys of this bench alone; if another process measured it, also its machine and settings.
     """
 
     bench: str

@@ -70,7 +70,7 @@ def _measure_case(case: dict[str, Any], inputs: Sequence[Float32]) -> list[Recor
 def records_of(
     cases: Mapping[str, dict[str, Any]], peers: Mapping[str, object], seconds: Mapping[str, Seconds]
 ) -> list[Record]:
-    """Return the records of all subjects, the keys of ``cases``, against all peers: texts, where missing."""
+    """Return a record of each subject in ``cases`` against each peer; a text says why a peer is missing."""
     missing = {name: peer for name, peer in peers.items() if isinstance(peer, str)}
     return [
         Record("selection", case, subject, seconds[subject], peer, seconds.get(peer), missing.get(peer))

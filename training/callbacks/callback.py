@@ -122,21 +122,21 @@ class RunView(Protocol):
         """End the run after this epoch, on all ranks; any rank may call it."""
 
     def record(self, recorder: Any) -> None:
-        """Give a span of each stage and bucket to a :class:`commlib.trace.Recorder`, or to none."""
+        """Record each stage and bucket with a :class:`commlib.trace.Recorder`; ``None`` ends recording."""
 
     def common_weights(self) -> AbstractContextManager[None]:
-        """Set the model to the weights that all ranks have: with local steps each rank has others."""
+        """Give the model the common weights inside the block: with local steps each rank has its own."""
 
     def restart_step_clock(self) -> None:
-        """Begin the next step's time now, without the work since the last step."""
+        """Start timing the next step now, so that work since the last step does not count."""
 
 
 class Callback:
     """A base class whose hooks a run calls while it trains; they do nothing unless a subclass defines them.
 
-    All hooks are called on all ranks, in the order of the configuration, but ``on_event``, which only rank 0
-    gets. Callbacks write where ``run.rank`` is 0, and exchange data on all ranks. The constructor takes the
-    options and opens nothing: it is also called where a configuration is only checked.
+    Each hook is called on all ranks, in the order of the configuration, except ``on_event`` (on rank 0) and
+    ``on_error`` (perhaps on some ranks). Write files on rank 0 alone; call collectives on all ranks. The
+    constructor takes the options and opens nothing: it is also called where a configuration is only checked.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -152,7 +152,7 @@ class Callback:
         """
 
     def on_run_begin(self, run: RunView) -> None:
-        """Handle the begin or resumption of a run, with its folder; otherwise as ``on_build``."""
+        """Handle the start or resumption of a run; its folder exists now. Otherwise as ``on_build``."""
 
     def on_resume(self, run: RunView) -> None:
         """Handle a resumption from a checkpoint, after ``load_state_dict`` and ``on_run_begin``."""
@@ -201,9 +201,9 @@ class CallbackFailed(RuntimeError):
 
 
 class Callbacks:
-    """Calls the loop's ``own`` callbacks, those ``given`` by a configuration with their names, and ``last``.
+    """Calls callbacks in order: the loop's ``own``, those ``given`` by a configuration, the loop's ``last``.
 
-    ``last`` are the loop's, too. An error of one of the loop's callbacks is raised unchanged.
+    ``given``: names and callbacks; an error names the callback. Errors of the loop's own are not changed.
     """
 
     def __init__(

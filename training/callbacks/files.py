@@ -1,4 +1,4 @@
-"""Callbacks that write the files of a run's folder: configuration, metrics, summary, and those of others.
+"""Callbacks that write files of a run's folder: configuration, metrics, summary, DAWNBench's and MLPerf's.
 
 DAWNBench's format is described in https://github.com/stanford-futuredata/dawn-bench-entries, MLPerf's, with
 its keys, in https://github.com/mlcommons/logging.
@@ -96,7 +96,7 @@ def _about(run: RunView) -> dict[str, Any]:
 
 
 class MLLog(Callback):
-    """Writes ``mllog.txt``, each line of which has a time, a key and a value; a process that goes on appends.
+    """Writes ``mllog.txt``: each line has a time, a key and a value. A resumed run appends to the file.
 
     ``benchmark``, ``organization``, ``division`` and ``status`` describe a submission.
     """

@@ -7,8 +7,8 @@ earlier ones, so a crash never damages those; where a digest reveals damage, the
 With a place for each host, the lowest rank of each host writes the shared file and the manifest of its place,
 which holds the files of this host's ranks. A checkpoint counts if it is complete on all hosts.
 
-A thread of each rank writes the files, and then one of each writer of manifests completes the folder. The
-threads communicate with no other rank; ranks agree on their results in the methods of :class:`Checkpoints`.
+A thread of each rank writes its files; then a thread of each rank that writes a manifest completes the
+folder. Threads do not communicate with other ranks: the methods of :class:`Checkpoints` gather their results.
 """
 
 import json
@@ -133,7 +133,7 @@ def merged(residual_of: Callable[[int], Float32], length: int, ranks: Sequence[i
     """Return the sum of the residuals of the ranks of an earlier world that :func:`taken_over` names.
 
     ``residual_of(rank)`` returns a vector of shape ``(length,)``; it is called in order. The sum is computed
-    in float64 and rounded once, to which the sum over all ranks is preserved.
+    in float64 and rounded once: up to that rounding, the sum over all ranks stays the same.
     """
     if len(ranks) == 1:
         return np.array(residual_of(ranks[0]), np.float32)

@@ -97,20 +97,20 @@ class Place(ABC):
         return True
 
     def complete(self, name: str, step: int) -> str:
-        """Make a checkpoint count, all files of which are written, the manifest last; return its name."""
+        """Mark a checkpoint complete once its files, the manifest last, are written; return its name."""
         return name
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Return the names of the checkpoints that count, damaged or not."""
+        """Return the names of the complete checkpoints, damaged or not."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Make a checkpoint not count any more; ``remove_unfinished`` removes its files."""
+        """Mark a checkpoint as incomplete; ``remove_unfinished`` then removes its files."""
 
     @abstractmethod
     def remove_unfinished(self) -> None:
-        """Remove the files of checkpoints that do not count, as far as possible."""
+        """Remove the files of incomplete checkpoints, as far as possible."""
 
 
 class Folder(Place):

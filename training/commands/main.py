@@ -140,7 +140,7 @@ def tune(
     config: Annotated[
         str | None,
         Argument(
-            metavar="CONFIG", help="the configuration whose phases get picks; without it, common sizes do"
+            metavar="CONFIG", help="pick reducers for this configuration's phases; else for common sizes"
         ),
     ] = None,
     overrides: Overrides = None,
@@ -330,7 +330,7 @@ _add_cache_command("verify", "Verify the checksum of every record; the exit stat
 _add_cache_command("repair", "Read damaged records again from central storage.", needs_config=True)
 _add_cache_command(
     "gc",
-    "Remove what no running job uses: in memory all, on disk what is unfinished or unusable.",
+    "Remove samples that no running job uses: in memory all, on disk only unfinished or unusable ones.",
     everything=False,
 )
 _add_cache_command("clear", "Remove everything that no running job uses.", everything=True)

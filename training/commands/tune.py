@@ -172,7 +172,7 @@ def _without_exchange(config: Config, topology: Topology) -> Any:
 
 
 def _throughput(trainer: Any) -> Iterator[dict[str, Any]]:
-    """Yield how much the slowest rank trains on in a second, as a cluster file has it, of each phase.
+    """Yield each phase's throughput of the slowest rank, per second, in the form of cluster files.
 
     All ranks train at the same time: they share cores and memory in a run as well. Waits for samples, which
     most epochs of a run find in the cache, do not count. Collective.

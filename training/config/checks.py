@@ -55,7 +55,7 @@ def _the_reducer_takes_what_it_is_given(config: AnyConfig, phase: Phase, place: 
 
 
 def _wrappers_go_with_what_is_given(config: AnyConfig, phase: Phase, place: str) -> None:
-    """Refuse a momentum beside momentum correction, and sparse tables, which travel apart, beside any."""
+    """Refuse momentum with momentum correction, and sparse tables, which travel apart, with any wrapper."""
     wrappers = [wrapper["name"] for wrapper in config.reducer_config(phase).get("wrappers", [])]
     if "momentum_correction" in wrappers:
         own = {"momentum": config.momentum_of(phase), "beta_1": getattr(config.optimizer, "beta_1", None)}
@@ -99,7 +99,7 @@ def _the_target_is_a_metric(target: Target, task: str, metrics: Mapping[str, Met
 
 
 def without_effect(config: AnyConfig) -> Iterator[str]:
-    """Yield a line for every setting that no phase takes."""
+    """Yield a warning for every setting that has no effect."""
     phases, optimizer = config.phases, config.optimizer
     for option, value in config.reducer.options.items():
         if not any(_is_taken(config, phase, option) for phase in phases):

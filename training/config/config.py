@@ -64,21 +64,21 @@ class Config(reducers.Reducing):
     normalise: records.Normalise | None = None
     """Without it inputs are levels, and the model brings them to −1 … 1."""
     accumulate: Count = 1
-    """Parts in which a rank computes the gradient of a batch, one after the other."""
+    """Gradient accumulation: the number of equal parts in which a rank computes a batch's gradient."""
     clip_norm: Positive | None = None
-    """Largest norm of the mean gradient, which is scaled down to it."""
+    """Gradient clipping: a mean gradient of a larger norm is scaled down to this norm."""
     average: records.Part | None = None
-    """Momentum of a moving average of the weights, which is what is tested."""
+    """Momentum of an exponential moving average of the weights, with which the model is tested."""
     evaluate_every: Count = 1
-    """Epochs; the last one of a phase is always tested."""
+    """Epochs between tests; the last epoch of a phase is always tested."""
     checkpoints: records.Checkpointing | None = None
-    """When they are written; without it, never."""
+    """When and where checkpoints are written; by default never."""
     deterministic: bool = True
-    """Only operations that give the same bits each time; without it a resumed run is not bitwise equal."""
+    """Whether TensorFlow uses deterministic operations only; else a resumed run is not bitwise equal."""
     resume: str = "never"
     """``auto``: resume the last run of this name that did not end; a run's folder: resume that run."""
     target: records.Target | None = None
-    """The run ends when this is reached; ``dawnbench.json`` and ``dawnbench.tsv`` are written beside."""
+    """The run ends when this is reached; its folder also gets ``dawnbench.json`` and ``dawnbench.tsv``."""
     dawnbench: records.DawnBenchEntry = records.DawnBenchEntry()
     """Fields of ``dawnbench.json`` besides those of the run."""
     ranks_per_node: records.Layout = None
@@ -100,8 +100,8 @@ class Config(reducers.Reducing):
     verify: bool = False
     """Whether a 64-bit digest checks every message between ranks, to find hardware that alters data."""
     stall_timeout: Positive = 1800.0
-    """Seconds that a rank waits in an exchange before it ends the job and names the ranks that have not come:
-    more than those by which one rank can be later than the others."""
+    """Seconds that a rank waits in an exchange before it ends the job and names the ranks that are missing;
+    set it above the longest time by which one rank can lag behind the others."""
     cache: records.Cache = records.Cache()
     """Where the ranks of a node cache samples; by default nowhere."""
     profile: str | None = None
@@ -164,7 +164,7 @@ class Config(reducers.Reducing):
         return max(1, round((self.bucket_mib or DEFAULT_BUCKET_MIB) * 2**20))
 
     def cuts(self, shapes: Sequence[tuple[int, ...]]) -> set[int]:
-        """Return the entries of variables of these ``shapes`` at which a later fragment of a phase begins.
+        """Return the offsets in the flat gradient at which fragments begin, other than 0.
 
         Raises a ``ValueError`` of one line that begins with the key where there are too few variables.
         """
@@ -202,10 +202,10 @@ class Config(reducers.Reducing):
         return self.model_copy(update={"phases": phases})
 
     def reducer_config(self, phase: Phase) -> dict[str, Any]:
-        """Return the reducer of a phase and its options, as :class:`commlib.tensorflow.DistributedGradients`.
+        """Return a phase's reducer with options, for :class:`commlib.tensorflow.DistributedGradients`.
 
         An option that the phase does not give is the configuration's, else the reducer's default. ``auto``
-        is not accepted: see ``with_choices``.
+        has only its density here, and must be replaced first: see ``with_choices``.
         """
         name = self.reducer_name(phase)
         return {"name": name, **written_out(name, inherited(self.reducer, phase.reducer))}

@@ -19,9 +19,9 @@ class Optimizer(Record):
     name: str
     """A name of ``OPTIMIZERS``."""
     weight_decay: Rate = 0.0
-    """Times a weight is added to its gradient."""
+    """L2 coefficient: ``weight_decay·w`` is added to the gradient of a weight (``lamb``: to its step)."""
     exclude: Expression | None = BIAS_AND_NORMALISATION
-    """Weights whose path matches have no decay, and no ratio."""
+    """Weights whose path matches have no weight decay, and no trust ratio (``lars``, ``lamb``)."""
     sharded: bool = False
     """In dense phases each rank updates its part of the weights, and has the state of that part only."""
 
@@ -48,7 +48,7 @@ class _WithMoments(Optimizer):
     epsilon: Positive = 1e-8
     """Added to what is divided by."""
     freeze_variance: Count | None = None
-    """Steps after which the mean squared gradient stays as it is, for sparse exchanges after them."""
+    """Steps after which the second moment is frozen, as in 1-bit Adam, for sparse exchanges from then on."""
 
 
 class Sgd(_WithMomentum):
@@ -68,7 +68,7 @@ class AdamW(Adam):
 
     name: Literal["adamw"] = "adamw"  # type: ignore[assignment]
     weight_decay: Rate = 0.01
-    """Times the learning rate and a weight is subtracted from it."""
+    """Decoupled decay: a step subtracts ``learning_rate·weight_decay·w`` from a weight."""
 
 
 class Lars(_WithMomentum):
@@ -76,9 +76,9 @@ class Lars(_WithMomentum):
 
     name: Literal["lars"] = "lars"
     trust: Positive = 0.001
-    """What a layer's update may be of the norm of its weights, at a learning rate of 1."""
+    """Trust coefficient: the largest norm of a layer's update, over its weights' norm, at learning rate 1."""
     epsilon: Rate = 0.0
-    """Added to what is divided by."""
+    """Added to the denominator of the trust ratio."""
     norms: Way = "auto"
     """How ranks share the work of computing norms."""
 
@@ -89,26 +89,26 @@ class Lamb(_WithMoments):
     name: Literal["lamb"] = "lamb"
     epsilon: Positive = 1e-6
     least_norm: Rate = 0.0
-    """The least that a layer's norm counts as in its ratio."""
+    """Lower bound to which the norm of a layer's weights is clipped in its trust ratio."""
     largest_norm: Positive | None = None
-    """The most that it counts as."""
+    """Upper bound to which that norm is clipped."""
     norms: Way = "auto"
     """How ranks share the work of computing norms."""
 
 
 class Muon(_WithMomentum, _WithMoments):
-    """Matrices along their momentum made orthogonal (Jordan et al. 2024), all other weights by AdamW."""
+    """Moves matrices along their orthogonalised momentum (Jordan et al. 2024), other weights by AdamW."""
 
     name: Literal["muon"] = "muon"
     weight_decay: Rate = 0.01
-    """Times the learning rate and a weight is subtracted from it."""
+    """Decoupled decay: a step subtracts ``learning_rate·weight_decay·w`` from a weight."""
     momentum: Momentum = 0.95
     nesterov: bool = True
     scale: Scale = "rms"
-    """Of the update of a matrix: `rms` makes its entries as large as AdamW's, whose learning rates then fit;
-    `spectral` is the root of outputs over inputs, 1 at least."""
+    """Scale of a matrix's update: `rms` makes its entries as large as AdamW's, whose learning rates then fit;
+    `spectral` is √(outputs/inputs), at least 1."""
     adamw: Expression = EMBEDDINGS_AND_LOGITS
-    """Weights whose path matches are left to AdamW, as all that are no matrices are."""
+    """Weights whose path matches are updated by AdamW, as are all weights that are not matrices."""
     newton_schulz: How = "auto"
     """How ranks share the work of making matrices orthogonal."""
 

@@ -103,9 +103,9 @@ class Cache(Record):
     """Where the ranks of a node cache samples: ``auto``, a folder, or none."""
 
     disk: str | None = None
-    """Unchanged from central storage. ``auto``: below ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    """Folder for samples as central storage has them. ``auto``: below ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     memory: str | None = None
-    """Pre-processed for a phase. ``auto``: a folder of the user in ``/dev/shm``."""
+    """Folder for samples pre-processed for a phase. ``auto``: a folder of the user in ``/dev/shm``."""
     shards: Count = 1
     """Parts of the samples, of which each node caches those that its ranks read; 1: every node caches all."""
     exchange: Part = 0.0
@@ -142,7 +142,7 @@ class Outer(Record):
     optimizer: Literal["sgd"] = "sgd"
     """Gradient descent, with the mean difference in place of a gradient."""
     rate: Positive = 1.0
-    """Times the mean difference is subtracted from the common weights."""
+    """Outer learning rate: the factor of the mean difference that is subtracted from the common weights."""
     momentum: Momentum = 0.0
     """Share of the last round's velocity that is added to the next."""
     nesterov: bool = False
@@ -321,11 +321,11 @@ class Target(Record):
     """A target at which a run ends before its last epoch: a metric of the task, and a value."""
 
     metric: str
-    """Such as ``top1``: the share of test samples whose label is ranked first."""
+    """A metric of the task, such as ``top1``: the share of test samples whose label is ranked first."""
     at_least: Number | None = None
-    """Of a metric where higher values are better."""
+    """The value to reach, of a metric where higher values are better."""
     at_most: Number | None = None
-    """Of a metric where lower values are better."""
+    """The value to reach, of a metric where lower values are better."""
 
     @model_validator(mode="after")
     def _has_one_value(self) -> "Target":

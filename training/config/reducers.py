@@ -135,7 +135,7 @@ def class_of(name: str) -> type[Reducer] | None:
 def options_of(name: str) -> dict[str, Any] | None:
     """Return the options of a reducer with their defaults, ``None`` for one that is not imported yet.
 
-    Of ``auto`` they are those that it does not pick. Options without a default are ``REQUIRED``.
+    ``auto`` has only the density, as it picks the others. Options without a default are ``REQUIRED``.
     """
     if name == AUTO:
         return {"density": DEFAULT_DENSITY}

@@ -38,7 +38,7 @@ problem = ConfigurationError  # of a validator; the key is inside the value or r
 
 @contextmanager
 def reported(key: str) -> Iterator[None]:
-    """Raise a ``ValueError`` of the block as the problem of a key; a problem knows its own."""
+    """Turn a ``ValueError`` of the block into a ``ConfigurationError`` of ``key``, unless it is one."""
     try:
         yield
     except ConfigurationError:
@@ -93,7 +93,7 @@ def record_in(
     key: str = "name",
     short: Callable[[Any], Any] = lambda value: value,
 ) -> BeforeValidator:
-    """Accept a record of a table, which ``key`` of what is given names; ``short`` makes it of a short one."""
+    """Accept the record of ``table`` that the key ``key`` names; ``short`` expands a value's short form."""
 
     def check(value: Any) -> Any:
         given = short(value)

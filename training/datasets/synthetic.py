@@ -209,7 +209,7 @@ def _text(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": "synthetic_text", "kind": TEXTS[given["name"]], **facts}
 
 
-# By name: from the given keys, the keys of a generated data set of as many samples of the same kind.
+# By data set: a function from its keys to the keys of a generated data set of the same kind.
 STAND_INS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     **dict.fromkeys(KNOWN, _images),
     **dict.fromkeys(TEXTS, _text),

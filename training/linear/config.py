@@ -44,9 +44,9 @@ class LearningRate(Record):
     """``power``: ``rate/(1 + epoch)^power``, where ``epoch`` counts the passes done, also parts of one.
     ``adaptive``: multiplied by ``factor`` after each pass whose mean loss is not below the one before."""
     power: Positive = 0.5
-    """Of the schedule ``power``."""
+    """Exponent of the schedule ``power``."""
     factor: Share = 0.5
-    """Of the schedule ``adaptive``."""
+    """Factor of the schedule ``adaptive``."""
 
 
 def _rate(value: Any) -> Any:
@@ -136,9 +136,9 @@ class LinearData(Record):
     """Of the kind of rows."""
 
     def load(self, topology: Topology) -> tuple[Rows, Rows | None]:
-        """Return the part of a rank of the rows to train on, and of those to test if there are some.
+        """Return this rank's part of the rows to train on, and of the rows to test on, ``None`` without any.
 
-        All ranks call it together; what is wrong is a ``ValueError`` of one line on all of them.
+        All ranks call it together; an error is a ``ValueError`` of one line on all of them.
         """
         raise NotImplementedError
 
@@ -152,7 +152,7 @@ class LibsvmData(LinearData):
     test: str | None = None
     """The file to test."""
     features: Count | None = None
-    """How many there are; by default as many as the largest index to train on says."""
+    """The number of features; by default it follows from the largest index in the training file."""
     zero_based: bool = False
     """Whether indices begin at 0."""
 
@@ -171,11 +171,11 @@ class GeneratedData(LinearData):
     shape: Annotated[str, name_in(SHAPES, "shape")]
     """``url`` or ``webspam``."""
     rows: Count
-    """To train on, on all ranks."""
+    """Rows to train on, over all ranks."""
     test_rows: WholeNumber = 0
-    """To test, on all ranks."""
+    """Rows to test on, over all ranks."""
     seed: WholeNumber = 1
-    """Of what is drawn."""
+    """Seed of the generated rows."""
 
     def load(self, topology: Topology) -> tuple[Rows, Rows | None]:
         world, shape = topology.world, SHAPES[self.shape]
@@ -201,7 +201,7 @@ class LinearConfig(Settings):
     name: FileName
     """The run's folder has this name, followed by its time."""
     task: Literal["linear"]
-    """What makes it such a configuration."""
+    """Selects this kind of configuration."""
     data: Annotated[SerializeAsAny[LinearData], record_in(DATA, "data", "libsvm", "the key name and others")]
     """The rows: ``name`` and the keys of that kind."""
     ranks_per_node: Layout = None

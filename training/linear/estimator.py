@@ -74,7 +74,7 @@ class LinearClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  #
     ) -> "LinearClassifier":
         """Take one pass over the rows of all ranks, from the model of the calls before.
 
-        ``classes``: both labels, where the first rows do not have both. Each call begins at the first rate.
+        ``classes``: both labels, needed if the first rows lack one. Each call starts at the initial rate.
         """
         before = (self.coef_[0], float(self.intercept_[0])) if hasattr(self, "coef_") else None
         return self._fit(X, y, 1, classes=classes, before=before)

@@ -1,7 +1,7 @@
 """Rows of the shapes of SparCML's data sets, whose columns follow a power law.
 
-A row has the ``j``-th most frequent column with probability ``1 − exp(−(c/j)^s)``. Rows have length 1. Labels
-follow from a plane through the less frequent columns, and some noise.
+A row has the ``j``-th most frequent column with probability ``1 − exp(−(c/j)^s)``. Rows have
+L2 norm 1. Labels are the sign of a linear function of the less frequent columns, plus noise.
 """
 
 from dataclasses import dataclass

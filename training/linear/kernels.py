@@ -45,9 +45,9 @@ class Matrix(NamedTuple):
 class Weights(NamedTuple):
     """Weights ``w = scale·v`` and an intercept.
 
-    A step of L2 regularization multiplies ``scale`` alone. With L1 regularization an entry of ``v`` is
-    brought nearer to 0 only when it is used: by what ``shrunk`` has grown since ``seen``, its value at the
-    entry's last use. Without L1 ``seen`` is empty.
+    A step of L2 regularization multiplies ``scale`` alone. L1 regularization is lazy: an entry
+    of ``v`` is brought nearer to 0 only when it is read or updated, by what ``shrunk`` has grown since
+    ``seen``, the value of ``shrunk`` at the entry's last update. Without L1 ``seen`` is empty.
     """
 
     v: Float32
@@ -185,7 +185,7 @@ def add_dense(vector: Float32, factor: float, weights: Weights) -> None:
 
 @compiled
 def settle(weights: Weights) -> None:
-    """Make ``v`` the weights themselves; ``scale`` is then 1, and ``shrunk`` begins again at 0."""
+    """Write the weights themselves to ``v``; the caller must then set ``scale`` to 1 and ``shrunk`` to 0."""
     v, seen = weights.v, weights.seen
     if len(seen):
         for column in range(len(v)):

@@ -87,9 +87,9 @@ def read_rows(
 ) -> Rows:
     """Return this rank's rows of a file: those whose lines begin in its part of the file's bytes.
 
-    ``features``: how many there are, else as many as the largest index of all ranks says. ``zero_based``:
-    whether indices begin at 0, as scikit-learn can write them. All ranks call it together; where one of them
-    finds something wrong all raise ``InvalidArgument``, of one line.
+    ``features``: their number; by default it follows from the largest index on all ranks. ``zero_based``:
+    whether indices begin at 0, as scikit-learn can write them. All ranks call it together; if one of them
+    finds an error, all raise ``InvalidArgument`` of one line.
     """
     world = topology.world
 

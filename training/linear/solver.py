@@ -67,7 +67,7 @@ class Model:
     def step(self, gradient: SparseVector, rate: float) -> None:
         """Step against the gradient of the mean loss: ``w ← soft((1 − rate·l2)·w − rate·g, rate·l1)``.
 
-        The last entry that it stores is that of the intercept.
+        The last stored entry of the gradient is that of the intercept, if the model has one.
         """
         settings, count = self.settings, gradient.nnz - self.settings.intercept
         _, _, shrunk, scale, intercept = self._weights
@@ -265,7 +265,7 @@ def choose(topology: Topology, gradients: Iterable[SparseVector]) -> Choice:
 def _seconds(
     topology: Topology, name: str, options: dict[str, str], gradients: Sequence[SparseVector]
 ) -> float:
-    """Return the median of the steps, each that of the slowest rank."""
+    """Return the median of the seconds of the timed steps, each on its slowest rank."""
     world, own = topology.world, list[float]()
     with make_lossless(name, topology, gradients[0].size, options) as reducer:
         for gradient in gradients:

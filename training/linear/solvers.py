@@ -35,14 +35,14 @@ class Rates:
         self._before = float("inf")
 
     def of_pass(self, done: float, steps: int) -> Float64:
-        """Return the rates of the next pass, when so many are done."""
+        """Return the learning rates of the next pass, after ``done`` passes."""
         if self._given.schedule == "power":
             epochs = done + np.arange(steps) / steps
             return np.asarray(self._given.rate / (1 + epochs) ** self._given.power, np.float64)
         return np.full(steps, self._rate)
 
     def adapt(self, loss: float) -> None:
-        """Follow the mean loss of a pass."""
+        """Reduce an adaptive rate if the mean loss of a pass is not below that of the pass before."""
         if self._given.schedule == "adaptive" and not loss < self._before:
             self._rate *= self._given.factor
         self._before = loss
@@ -128,7 +128,7 @@ class SGD(Solver):
         return np.random.default_rng([self.settings.seed, self.passes, rank]).permutation(len(self.rows))
 
     def _batches(self) -> Iterator[tuple[Int64, float]]:
-        """Yield the rows of this rank in each step, and what makes of sums the mean over all ranks' rows.
+        """Yield this rank's rows of each step, and the factor that turns sums into means over all rows.
 
         Ranks with fewer rows have smaller batches.
         """
@@ -236,7 +236,7 @@ class CoordinateDescent(Solver):
         move(self._columns, margins, numbers[is_own], (weights[block] - before)[is_own])
 
     def _weights(self) -> Float64:
-        """Return the weights of the columns that there are, the last of which may be the intercept."""
+        """Return the weights of the columns that any rank has; the intercept, if there is one, is last."""
         of_features = self.model.weights[self._active[: self._features]].astype(np.float64)
         return np.append(of_features, [self.model.intercept] * self.settings.intercept)
 

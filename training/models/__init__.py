@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Signature:
     """How the builder of a kind of model is called: ``build(*arguments, **given, **options)``.
 
-    ``given``: keywords, each true if a key of the configuration is given: by keyword, that key.
+    ``given``: boolean keywords, each with the key of the configuration whose presence makes it true.
 
     >>> print(IMAGES)
     build(channels, classes, *, normalised=False) -> keras.Model

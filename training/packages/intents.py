@@ -1,8 +1,8 @@
 """Sentences said to a home assistant and their intents, as label<TAB>text: train.tsv and test.tsv.
 
-Out of PyPI's package home-assistant-intents: templates of English sentences for each intent. From every
-template so many sentences are drawn, always the same ones. What people call their rooms and devices, and
-what they ask to be played or noted, is not in the package and filled in from the lists below. A sentence
+Out of PyPI's package home-assistant-intents: templates of English sentences for each intent. Ten
+sentences are drawn from every template, always the same ones. Names of rooms and devices, and what people
+ask to be played or noted, are not in the package; they are filled in from the lists below. A sentence
 that has several intents is left out. A share of the sentences is the test part; those that differ only in
 case, punctuation or numbers are in the same part.
 """

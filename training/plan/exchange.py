@@ -73,7 +73,7 @@ class Exchange:
         return predict_seconds(self.reducer, self.site.nodes, sum(self.sizes), network=links, **self.options)
 
     def messages(self) -> int:
-        """Return about how many messages all ranks send: as many each as latencies follow each other."""
+        """Estimate the messages of all ranks: each sends one for each latency of the cost model."""
         second = Link(1.0, 0.0)
         return round(self.site.ranks * self.messages_seconds(Network(second, second)))
 
@@ -103,7 +103,7 @@ def exchanges_per_step(counts: Sequence[int], schedule: Schedule) -> list[list[f
 
 @dataclass(frozen=True)
 class StepExchange:
-    """The exchanges of an average step of a phase: a share of each fragment's ``parts`` between replicas.
+    """An average step's exchanges: fragment ``parts[i]`` goes between replicas ``shares[i]`` times a step.
 
     In each step the ranks of a replica, which may be one, exchange their gradients ``inside``. ``delay``:
     steps that replicas take beside an exchange. ``unhidden``: the part of each share that nothing hides,
@@ -151,9 +151,9 @@ class StepExchange:
 def overlapped_seconds(computing: float, sizes: Sequence[int], messages: Sequence[float]) -> float:
     """Return the seconds of a step in which messages of a bucket begin once its gradients are computed.
 
-    ``sizes``: entries of each bucket, in the order of the layers, the last of which is ready first. How long
-    a layer computes is not known: its share of the weights stands for it. ``messages``: the seconds of each
-    bucket's, which follow each other.
+    ``sizes``: entries of each bucket, in the order of the layers, the last of which is ready first. A layer
+    is assumed to compute for a time in proportion to its weights. ``messages``: seconds of each bucket's
+    messages; buckets are sent one after the other.
 
     >>> overlapped_seconds(9.0, [10, 20], [1.0, 5.0])  # forward to 3, layers to 7 and 9
     13.0

@@ -1,6 +1,6 @@
 """The plan of a run, by closed forms from its configuration, samples and weights, on a site.
 
-What each phase takes of steps, memory, bytes, seconds and money.
+Steps, memory, bytes and seconds of each phase, and what the whole run costs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,11 +53,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """One phase, numbered from 1; its steps at the density of the phase's end, or the mean step of rounds.
+    """One phase, numbered from 1. Values of a step: at the phase's last density, or of the mean local step.
 
     ``slow_bytes``, ``dense_bytes``: of the busiest node in a step over the slow link, by the phase's reducer
-    and by ``dense``; ``peak_bytes`` in one exchange, with local steps of the largest fragment, which takes
-    ``exchange`` seconds beside ``room`` seconds of the steps of its delay, where these hide it. Seconds of a
+    and by ``dense``; ``peak_bytes``: in one exchange, with local steps of the largest fragment. ``exchange``:
+    seconds of that exchange; ``room``: seconds of the delay's steps, which can hide it. Seconds of a
     step: ``messages``, ``computing`` on one rank, and the whole ``step``, in which messages may hide behind
     the backward pass. ``traffic_bytes``: of all nodes in the phase. ``auto``: the pick of ``reducer: auto``,
     and why. ``None``: not known.
@@ -242,7 +242,7 @@ class _Planner:
 
     @property
     def bucket_sizes(self) -> list[int]:
-        """Return the entries of each bucket: one where ranks are alone, or gradients stay on GPUs."""
+        """Return the entries of each bucket: on one rank or with gradients on GPUs, cut at fragments only."""
         bounds, cuts = [0, self.weights.size], self.config.cuts(self.weights.shapes)
         if self.site.ranks > 1 and not self.on_gpus:
             pieces = pieces_of(self.weights.shapes, cuts)
@@ -346,7 +346,7 @@ class _Planner:
         messages = exchange.seconds()
         if computing is None:
             return sum(messages), None
-        # A core that a rank leaves while it waits computes for another rank, overlap or not.
+        # Ranks that share cores gain nothing by overlap: while one waits, another computes on its core.
         is_shared = self.site.speeds is not None and self.site.speeds.shared
         if self.config.overlap and self.config.accumulate == 1 and len(messages) > 1 and not is_shared:
             return sum(messages), overlapped_seconds(computing, exchange.sizes, messages)
@@ -379,7 +379,7 @@ class _Planner:
 def rate_of(phase: Phase, number: int, span: Span) -> Curve:
     """Return the learning rate of a phase; ``ValueError`` that begins with the key where it does not fit.
 
-    Of many steps some are looked at, the last one and the end of the warm-up among them.
+    Of more than ``MOST_VALUES`` steps a sample is evaluated, with the last one and the end of the warm-up.
     """
     resolved = resolved_rate(number, phase, span)
     warmup = getattr(resolved, "warmup", None)

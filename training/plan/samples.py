@@ -44,7 +44,7 @@ class Listing:
 
 
 def load_countable(path: str, overrides: Sequence[str]) -> tuple[Loaded, str | None]:
-    """Return a configuration; if its data set is counted by its published size, a line that says so."""
+    """Return a configuration, and a line that says so if its data set is counted by its published size."""
     counted: list[str] = []
 
     def change(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def listing_of(config: Config, nodes: Sequence[Sequence[int]], *, is_counted: bo
 
 
 def _stand_ins(config: Config, *, is_counted: bool) -> list[Manifest]:
-    """Return manifests of as many pictures as a synthetic data set has, or of so many of unknown sizes."""
+    """Return training and test manifests of a synthetic data set; ``is_counted``: sizes are not known."""
     options = options_of(synthetic) | config.dataset.options
     with in_one_line("synthetic"):
         check_whole(least=1, **options)

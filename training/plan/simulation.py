@@ -46,7 +46,7 @@ class Simulation:
 
 
 def simulations(plan: Plan, ranks: int) -> Iterator[Simulation]:
-    """Yield a simulation of each phase's reducer, if it declares a cost, of the largest gradient fitting."""
+    """Yield a simulation of each reducer that declares a cost, on as large a gradient as fits in memory."""
     alike: dict[str, list[PhasePlan]] = {}
     for phase in plan.phases:
         alike.setdefault(repr((phase.reducer, phase.options)), []).append(phase)
@@ -59,7 +59,7 @@ def simulations(plan: Plan, ranks: int) -> Iterator[Simulation]:
 
 
 def _fitting(exchange: Exchange, ranks: int) -> Exchange:
-    """Return the exchange of as many ranks as do not send too much, and entries as there is memory for."""
+    """Return the exchange on ranks halved while they send too many messages, with entries that fit memory."""
     exchange = exchange.among(ranks)
     while _steps(exchange) * exchange.messages() > MOST_MESSAGES:
         ranks //= 2
@@ -97,7 +97,7 @@ def _simulate(phases: list[int], exchange: Exchange) -> Simulation:
         gradient = noise[comm.rank * size // site.ranks :][:size]  # other entries are large on each rank
         begun = 0.0
         for step in range(_steps(exchange)):
-            if step:  # what is selected from is distributed alike, as in a training that has settled
+            if step:  # the reducer adds the residual again: both steps select from the same noise
                 gradient = gradient - reducer.residual
             comm.barrier()
             begun = comm.now()

@@ -32,7 +32,7 @@ PAIRS = (("alpha", "beta"), ("microseconds", "gbit_per_second"))
 GIB = 1 << 30
 ON_GPUS = re.compile(" by (nccl|mpi)$")  # of a profile's processors, see commlib.tuning.probe.job_of
 SHM_SHARE = 0.5  # of its memory, that Linux gives to a tmpfs without a size
-# A cluster file has none: messages alone take time.
+# A cluster file gives no speeds of the reducers' kernels: of an exchange, only messages take time.
 NO_SPEEDS = Speeds(add=0, fill=0, select=0, keep=0, place=0, entry=0, code=dict.fromkeys(WIRES, 0.0))
 
 Incast = Annotated[float, expect("a number from 1", lambda value: is_number(value) and value >= 1)]
@@ -206,7 +206,7 @@ class Site:
         return self.profile is not None and any(map(ON_GPUS.search, self.profile.job.processors))
 
     def room(self, dirs: CacheDirs) -> Capacity:
-        """Return what a node has: by the cluster file, or what is free here, with what is cached here."""
+        """Return a node's capacity: by the cluster file, else what is free here plus what the cache holds."""
         if self.file is None:
             shm, disk = (
                 None if path is None else free_bytes(path) + sum(each.bytes for each in list_folders(path))
@@ -232,8 +232,8 @@ def nodes_of(ranks: int, ranks_per_node: int | Sequence[int]) -> list[list[int]]
 def site_of(config: Config, cluster: str | None, ranks: int | None) -> Site:
     """Return where a run is planned: by a cluster file, else a profile, else so many ranks of unknown links.
 
-    ``ranks``: fewer than the cluster's, or of the default profile. Raises a ``ValueError`` of one line where
-    that does not go together.
+    ``ranks``: at most the cluster's, else those of the profile. Raises a ``ValueError`` of one line where the
+    configuration, ``cluster`` and ``ranks`` contradict each other.
     """
     given = config.ranks_per_node
     if cluster is not None:

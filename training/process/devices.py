@@ -36,8 +36,8 @@ def gpus_here() -> int:
 def with_gpus(topology: Topology, transport: str) -> tuple[Topology, str | None]:
     """Return the topology over GPUs and NCCL, where ``transport`` (see the configuration) and ranks allow it.
 
-    Else the given one; and, if a GPU is not used by it, a line with the reason, equal on all ranks.
-    Collective. Raises ``ConfigurationError`` if NCCL was requested by name.
+    Else the given one; and, with ``auto`` and GPUs on some machine, a line with the reason, equal on all
+    ranks. Collective. Raises ``ConfigurationError`` if NCCL was requested by name and cannot be used.
     """
     comm = topology.world
     if comm.arrays is not np and transport == "mpi":

@@ -83,8 +83,8 @@ class HostUnreachable(Exception):
 def connecting_interfaces(ranks: Ranks) -> str | None:
     """Return the interfaces that connect the hosts, joined by commas; ``None`` where they are not known.
 
-    They are the one that is given, or else those that all hosts have, with an address of its own on each (a
-    bridge to containers has the same address on all hosts). Raises :class:`HostUnreachable`.
+    They are the given one; else loopback, on one machine; else those that all hosts have, with different
+    addresses (a container bridge has the same on all). Raises :class:`HostUnreachable`.
     """
     remote = [host for host in ranks.slots if not _is_this_machine(host)]
     if not remote:

@@ -167,7 +167,7 @@ def usage_error(line: str) -> NoReturn:
 class LocalRank:
     """A rank's number among the ``ranks`` of its machine, independent of emulated nodes.
 
-    ``cores``: how many it has, those that it shares with other ranks in shares.
+    ``cores``: the number of its cores, where a core that ``r`` ranks share counts as ``1/r``.
     """
 
     number: int

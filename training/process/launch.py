@@ -167,9 +167,9 @@ COMPILERS = ("cc", "gcc", "g++")
 class RestartPolicy:
     """How often a job that fails is started again, and how it is ended.
 
-    ``grace_seconds``: what the ranks have to end by themselves, such as with a checkpoint, after SIGTERM to
-    this process. ``resumes``: the job is a run that resumes from its checkpoints; else a restart begins from
-    the start. ``host_failures``: with how many a host is left out.
+    ``grace_seconds``: how long the ranks may take to end by themselves, such as with a checkpoint, after
+    SIGTERM to this process. ``resumes``: the job is a run that resumes from its checkpoints; else a restart
+    begins from the start. ``host_failures``: the number of failures after which a host is left out.
     """
 
     restarts: int = 0

@@ -1,4 +1,4 @@
-/* Preloaded into mpirun by a launch on one machine: what would listen on all interfaces does on loopback. */
+/* Preloaded into mpirun by a launch on one machine: binds sockets to loopback instead of all interfaces. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <netinet/in.h>

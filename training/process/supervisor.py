@@ -1,6 +1,6 @@
-"""Start a failed job again, from its newest checkpoint: when, on which hosts, and how often.
+"""Decide whether, when and on which hosts a failed job is started again, from its newest checkpoint.
 
-Nothing here starts anything: :mod:`training.process.launch` does, and says how each job ended.
+:mod:`training.process.launch` starts the jobs, and reports here how each one ended.
 """
 
 import json
@@ -18,7 +18,7 @@ from training.process.job import INTERRUPTED, PREEMPTED, USAGE_ERROR
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 1, 60
 HOST_FAILURES = 2  # after which a host is left out
 FAILURES_OF_A_STEP = 3  # after which it is hopeless
-# Of the user, who also interrupts, and of a program that cannot be executed.
+# Exit statuses that no restart can help: of the user's errors and interrupts, of a program that cannot start.
 HOPELESS = {USAGE_ERROR: "a usage error", INTERRUPTED: "an interrupt"} | dict.fromkeys(
     (126, 127), "a program that cannot be started"
 )
@@ -106,9 +106,9 @@ class Decision:
 class Supervisor:
     """Decides what follows when a job of ``ranks`` has ended; it is started again at most ``restarts`` times.
 
-    A host with which it failed ``host_failures`` times is left out. A job that fails three times in a row at
-    the same step is given up, and so is one that fails by what no restart mends. One that was pre-empted, and
-    had got on, is started again at once, and does not count.
+    A host that was the cause of ``host_failures`` failures is left out. A job that fails three times in a row
+    at the same step is given up, and so is one whose failure no restart can mend. A job that was pre-empted
+    after it had made progress is started again at once, which does not count as a restart.
     """
 
     def __init__(self, ranks: Ranks, restarts: int, host_failures: int = HOST_FAILURES) -> None:

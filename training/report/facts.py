@@ -1,4 +1,4 @@
-"""What a run is and came to: short texts, and a table of each of its parts."""
+"""The facts of a run in a report: short texts, and tables of its phases, epochs, cache reads and events."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +40,7 @@ class PageTable(NamedTuple):
 
 
 def state(run: Run) -> str:
-    """Return whether a run has ended."""
+    """Return the state of a run: being trained, unfinished, finished or target reached."""
     if run.is_alive:
         return "being trained"
     if not run.summary:
@@ -151,7 +151,7 @@ def _ranks(run: Run) -> str:
 
 
 def _reducer(phase: Phase) -> str:
-    """Return the reducer of a phase with what matters most of its options."""
+    """Return the reducer of a phase with its density, and its codec unless that is ``fp32``."""
     options = mapping(phase.config.get("reducer"))
     density, wire = number(options, "density"), text(options.get("wire"))
     more = [] if density is None else [f"{100 * density:.3g} %"]

@@ -58,7 +58,7 @@ _NAMES |= {PALETTE[-1]: "currentColor", WAITING: "var(--line)", WHOLE: "var(--qu
 _STYLE = re.compile('style="[^"]*"')
 _SURPLUS = re.compile('<metadata>.*?</metadata>|(?<=<g) id="[^"]*"', re.DOTALL)
 _SIZE = re.compile(' ?(width|height|version)="[^"]*"')
-# Names of runs are no mathematics.
+# Names of runs are plain text: a ``$`` begins no formula.
 OWN_STYLE: dict[Any, Any] = {**STYLE, "text.parse_math": False, "axes.formatter.useoffset": False}
 
 
@@ -242,7 +242,7 @@ def _cut(axes: Axes, edges: Sequence[float], heights: npt.NDArray[Any]) -> None:
 
 
 def rounds(run: Run) -> Figure | None:
-    """Return after which steps each fragment is exchanged, in a round of each phase that has several."""
+    """Return when fragments are exchanged in a round, a panel for each phase with fragments or a delay."""
     found = [(phase.number, schedule) for phase in run.phases if (schedule := _schedule(phase))]
     if not (found := found[:MOST_NAMED_PHASES]):
         return None
@@ -342,7 +342,7 @@ class Page:
             for title, of in TABLES.items()
         }
         with matplotlib.rc_context(OWN_STYLE), warnings.catch_warnings():
-            # Of letters that the font has not, and of numbers so long that they leave no room for a chart.
+            # Warnings of glyphs that the font lacks, and of numbers so long that no room is left for a chart.
             warnings.simplefilter("ignore", UserWarning)
             self.text = TEMPLATES.get_template("page.html").render(
                 title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",

@@ -1,7 +1,7 @@
 """A run as a report shows it: epochs, steps, phases and events, each at its step and second of the run.
 
-They are put together from the records of all processes that trained the run. Its folder is read as far as it
-goes: lines may be damaged, files missing.
+They come from the records of all processes that trained the run. Damaged lines and missing files of the
+run's folder are left out.
 """
 
 import sys
@@ -132,7 +132,7 @@ class Epoch(Event):
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase, with its records in the configuration, the summary and of ``auto``; each may be empty.
+    """A phase: its configuration, its result in the summary, and the choice of ``auto``; each may be empty.
 
     ``begin``: steps of the run before it, ``None`` while it has not begun.
     """

@@ -27,6 +27,6 @@ STYLE: dict[Any, Any] = {
 
 
 def open_up(axes: Axes) -> None:
-    """Leave out the lines above and to the right, and the ticks of names."""
+    """Hide the top and right spines, and the tick marks of the x axis."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(axis="x", length=0)

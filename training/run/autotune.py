@@ -149,7 +149,7 @@ def with_buckets(config: Config, topology: Topology, profile: Profile | None, si
 
 
 def bucket_mib(config: Config, nodes: Sequence[Sequence[int]], profile: Profile, size: int) -> float:
-    """Return the size of buckets of the phase that wants the largest."""
+    """Return a bucket size in MiB: the largest of those that the cost model advises for the phases."""
     counts = []
     for phase in config.phases:
         options = config.reducer_config(phase)

@@ -19,13 +19,13 @@ NAME = "embeddings"  # that Keras gives the table of an embedding
 
 
 class Backward:
-    """Loss and gradient of batches of one kind, one graph for them.
+    """Computes the loss and the gradient of batches that have the same ``specs``, in one compiled graph.
 
-    ``losses(arrays)`` returns the loss of each row; ``specs``: of the arrays. ``gradients``: of the model's
-    weights; where ``overlaps``, the graph submits them bucket by bucket. ``carried``: variables of the task
-    that a step changes. ``scale``: the loss scale, if any.
+    ``losses(arrays)`` returns the loss of each row of a batch's arrays. ``gradients``: the exchange, to which
+    the graph submits each bucket if it ``overlaps``. ``carried``: variables of the task that a step changes.
+    ``scale``: the loss scale, if any.
 
-    ``before``: the values that the latest call changed besides the weights, see :meth:`undo`.
+    ``before``: the non-trainable weights and ``carried`` as before the latest call, see :meth:`undo`.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ def assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
 
 @dataclass(frozen=True)
 class Tables:
-    """``sparse``: variables whose gradients are IndexedSlices. ``dense``: tables of embeddings whose are not.
+    """``sparse``: variables whose gradients are IndexedSlices. ``dense``: the other embedding tables.
 
-    These are used as a whole, too, as where one table makes the logits as well.
+    A model uses all rows of a dense table, for example where the logits share the embedding's weights.
     """
 
     sparse: Sequence[Any] = ()
@@ -111,7 +111,7 @@ class Tables:
 def find_tables(
     model: keras.Model, losses: Callable[[Sequence[Any]], Any], specs: Sequence[tf.TensorSpec]
 ) -> Tables:
-    """Return the tables of a model by its gradients' graph; ``ConfigurationError`` where none is sparse."""
+    """Trace a model's gradients, and return its tables; ``ConfigurationError`` if no gradient is sparse."""
     variables, found = model.trainable_variables, list[Any]()
 
     def look(*arrays: Any) -> None:

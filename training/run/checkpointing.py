@@ -45,13 +45,13 @@ class ResumableRun(RunView, Protocol):
 class Checkpointer:
     """Writes the checkpoints of the run in ``folder``, and restores the newest.
 
-    A checkpoint is the states of the parts by name, with those of loop and callbacks. Checkpoints are written
-    in the background, one at a time. The loop waits for a copy of the state, and for a checkpoint that is not
-    complete when the next one is due or the run ends. Ranks agree by the flags of the steps that all have
-    written their files, and on SIGTERM.
+    A checkpoint holds the states of the parts by name, and those of the loop and the callbacks. Checkpoints
+    are written in the background, one at a time. The loop waits while the state is copied, and for a
+    checkpoint that is incomplete when the next one is due or the run ends. From the flags of a step all ranks
+    learn whether any rank is still writing, and whether any was sent SIGTERM.
 
-    ``identity``: of the run; that of rank 0 is used. All ranks call every method together; ``ValueError`` on
-    all ranks where the place of the checkpoints is impossible.
+    ``identity``: the run's; rank 0's is used. All ranks call every method together; ``ValueError`` on all
+    ranks if checkpoints cannot be kept in the configured place.
     """
 
     def __init__(self, run: ResumableRun, folder: Path, settings: Checkpointing, identity: str) -> None:
@@ -137,8 +137,8 @@ class Checkpointer:
     def resume(self, *, at_most: int | None = None) -> bool:
         """Resume from the newest usable checkpoint; return whether there is one.
 
-        ``at_most``: of this step or an earlier one. A damaged one is skipped with a warning; raises
-        ``ValueError`` if none is usable, and if the checkpoint is of another model or optimizer.
+        ``at_most``: the latest step to resume from. Damaged checkpoints are skipped with a warning. Raises
+        ``ValueError`` if none is usable (without ``at_most``), or one is of another model or optimizer.
         """
         rank, stored = self._run.topology.world.rank, self._checkpoints
         for checkpoint in stored.complete(at_most=at_most):
@@ -196,9 +196,9 @@ def states_of(parts: Parts) -> tuple[dict[str, Any], dict[str, Any]]:
 def restore(parts: Parts, checkpoint: Checkpoint) -> list[str]:
     """Restore the parts from a checkpoint; return a line for each difference.
 
-    The parts are in the phase of the checkpoint. Raises :class:`OtherRun`, for another model before anything
-    is changed, and :class:`training.checkpoint.serialization.Damaged` where the checkpoint holds something
-    else: the parts can then be given another.
+    The parts must be in the phase of the checkpoint already. Raises :class:`OtherRun`, for another model
+    before anything is changed, and :class:`training.checkpoint.serialization.Damaged` if the contents are not
+    the state of a run: another checkpoint can be restored after that.
     """
     exchange = parts.exchange.gradients.exchange
     before, lines = exchange.state_dict(), list[str]()
@@ -260,8 +260,8 @@ def _contents(checkpoint: Checkpoint, rank: int) -> _Contents:
 def place_of(folder: Path, settings: Checkpointing, run: str, host: str) -> Place:
     """Return where the checkpoints of the run in ``folder`` are, for the ranks of ``host``.
 
-    In another place they are in a folder named after the identity ``run``, which stays when a folder is
-    renamed. ``ValueError`` where a storage is impossible, such as one whose package is missing.
+    Below ``checkpoints.path`` their folder is named ``run``, the run's identity, which does not change when
+    the run's folder is renamed. ``ValueError`` if the storage cannot be used, as when its package is missing.
     """
     if settings.path is None:
         return Folder(folder / CHECKPOINTS)

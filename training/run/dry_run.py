@@ -16,7 +16,7 @@ from training.tasks.task import EpochSize
 
 
 def generated(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a configuration with a generated data set of as many samples, if one is known."""
+    """Return a configuration's keys, its data set replaced by a generated one of its kind, if any."""
     given = content.get("dataset")
     keys = given if isinstance(given, Mapping) else {"name": given}
     name = keys.get("name")

@@ -140,7 +140,7 @@ def reducer_chosen(phase: int, choice: Choice) -> RunEvent:
 
 
 def on_gpus(ranks: int, transport: str, why_not: str | None) -> RunEvent:
-    """Return whether gradients stay on the GPUs of so many ranks; ``why_not``: the reason if not."""
+    """Return the event that says whether gradients stay on the GPUs; ``why_not``: the reason if not."""
     lines = [] if why_not is None else [why_not]
     if why_not is None and ranks > 1:
         by = "NCCL inside nodes and MPI between them" if transport == "nccl+mpi" else "NCCL"
@@ -187,7 +187,7 @@ def epoch_ended(result: EpochResult, task: Task, phases: Sequence[PhaseView], at
 
 
 def examples_shown(epoch: int, examples: Sequence[Mapping[str, str]]) -> RunEvent:
-    """Return the event of answers of the model in a test: each a few texts, by what they are."""
+    """Return the event of the model's example outputs in a test: each maps the names of texts to texts."""
     lines = []
     for example in examples:
         width = max(map(len, example), default=0)
@@ -211,9 +211,9 @@ def stopped(epoch: int, reason: str) -> RunEvent:
 def checkpoint_saved(steps: int, copy_seconds: float, write_seconds: float, wait_seconds: float) -> RunEvent:
     """Return the event of a complete checkpoint of step ``steps`` of the run.
 
-    ``copy_seconds``: the loop waited for a copy of the state. ``write_seconds``: from then until all files
-    were written, in the background. ``wait_seconds``: of these, the loop waited since the next checkpoint was
-    due or the run ended.
+    ``copy_seconds``: how long the loop waited for a copy of the state. ``write_seconds``: from then until all
+    files were written, in the background. ``wait_seconds``: the part of ``write_seconds`` in which the loop
+    waited, because the next checkpoint was due or the run ended.
     """
     seconds = {"copy_seconds": copy_seconds, "write_seconds": write_seconds, "wait_seconds": wait_seconds}
     return RunEvent("checkpoint", {"steps": steps, **seconds})

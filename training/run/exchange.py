@@ -68,9 +68,9 @@ class PhaseExchange(Part):
     def settle(self, apply: Callable[[Float32], object]) -> Traffic:
         """Apply the residual of the reducer; return the traffic of that. Collective, before ``begin``.
 
-        For a change from differences of weights to gradients, or back: a residual is of one or the other. One
-        dense exchange gives the mean to ``apply``, or to the local steps. After local steps ranks also get
-        one optimizer state.
+        Called between phases with and without local steps, as a residual of gradients cannot be added to
+        differences of weights. One dense exchange gives the mean residual to ``apply``, or to the local
+        steps; after local steps the optimizer's state is averaged over all ranks, too.
         """
         gradients = self.gradients
         gradients.switch({"name": "dense"})

@@ -83,10 +83,10 @@ class LocalSteps(Exchange):
     """The exchange of a phase with local steps: within a round, ``wait`` returns the replica's own gradient.
 
     With ``local: node`` the ranks of a node are one replica: their gradients are averaged in every step.
-    ``end_step`` exchanges the differences of weights through ``gradients``, where no bucket is of several
-    fragments. A skipped round restores the state of ``optimizer``, and ``changed``: the variables that a
-    forward pass changes. ``before``: the local steps of the phase before, whose outer velocity continues.
-    ``checks_finite``: whether ``wait`` looks if a gradient is; else the norm that is clipped tells.
+    ``end_step`` exchanges the differences of weights through ``gradients``, none of whose buckets has entries
+    of two fragments. A skipped round restores the state of ``optimizer``, and ``changed``: the variables that
+    a forward pass changes. ``before``: the previous phase's local steps, whose outer velocity is kept.
+    ``checks_finite``: whether ``wait`` checks a rank's own gradient; if not, clipping checks its norm.
 
     ``pace``: how far the replica is; a step counts as one, since all ranks' batches are of one size.
     """
@@ -185,9 +185,9 @@ class LocalSteps(Exchange):
         return self._gradients.guard() if self.rounds.leaving is None else nullcontext()
 
     def end_step(self, hyperparameters: StepHyperparameters, within: Report) -> Report:
-        """Exchange as :meth:`commlib.rounds.Rounds.end_step`; return a report that includes the step's.
+        """Exchange as :meth:`commlib.rounds.Rounds.end_step`; return its report merged with ``within``.
 
-        Where an exchange is skipped, all that a step changes is as at the begin of the round.
+        A skipped exchange restores weights, optimizer, statistics and carried state as the round began.
         """
         report = self.exchange(hyperparameters, self.weights)
         self.end_round(report)
@@ -200,7 +200,7 @@ class LocalSteps(Exchange):
         return self.rounds.end_step(weights, leaving, arrives=hyperparameters.round_steps > 0)
 
     def end_round(self, report: Report | None) -> None:
-        """Restore all but the weights where the exchange with this report, if there was one, was skipped."""
+        """Restore everything but the weights if there was an exchange, with ``report``, that was skipped."""
         if report is not None:
             if not report.finite:
                 assign(self._restored, self._before)
@@ -208,7 +208,7 @@ class LocalSteps(Exchange):
             self._before = []
 
     def abandon_round(self) -> None:
-        """Return to the common weights, where a run ends within a round; what is under way is waited for."""
+        """Return to the common weights if a run ends within a round; await and drop a pending exchange."""
         self.rounds.abandon(self.weights)
 
     @contextmanager
@@ -238,9 +238,9 @@ class LocalSteps(Exchange):
         self.weights.write(weights)
 
     def join(self) -> Traffic:
-        """Set the optimizer of every rank to the mean of all, with a dense reducer; return the traffic.
+        """Set every rank's optimizer state to the mean over all ranks, sent dense; return the traffic.
 
-        Of iterations, which differ where steps were passed over, it is the largest number.
+        The number of iterations, which differs where steps were passed over, becomes the largest of any rank.
         """
         traffic, iterations = Traffic(), self._optimizer[0]
         of_ranks = self._gradients.topology.world.allgather_ints([int(iterations.numpy())])
@@ -306,7 +306,7 @@ class LocalSteps(Exchange):
                 rounds.arrived = self._vector(under_way["mean"]), parsed(Report, found["report"])
 
     def restore_elsewhere(self, shared: Mapping[str, Any]) -> bool:
-        """Apply what was under way among another number of ranks, if anything was; return whether."""
+        """Apply the mean that was under way in a state of another number of ranks; return whether one was."""
         under_way = shared["under_way"]
         if under_way is None or under_way["mean"] is None:
             return False

@@ -80,9 +80,9 @@ class WeightUpdate(Part):
             self._restore(before)
 
     def apply(self, mean: Any, hyperparameters: StepHyperparameters, measure: Callable[[str], Any]) -> bool:
-        """Update the weights by a mean gradient, changed if it may be; ``measure``: of a stopwatch.
+        """Update the weights by a mean gradient, which clipping may overwrite; ``measure``: a stopwatch's.
 
-        Returns false, and changes nothing, for one whose norm it clips and that is not finite.
+        With ``clip_norm``, returns false and changes nothing if the gradient's norm is not finite.
         """
         with measure("norms"):
             if (mean := self._clipped(mean)) is None:

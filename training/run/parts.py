@@ -22,9 +22,7 @@ from training.process.job import all_or_raise, log_error, on_rank0
 
 
 def import_parts(config: Config) -> Config:
-    """Return the configuration with its phases, and the options of the user's own reducers, checked.
-
-    The options are written out.
+    """Return the configuration with its parts imported and checked, and all options of reducers written out.
 
     Import paths start in the working directory, as with ``python -m``. Raises a ``ValueError`` of one line,
     beginning with the key, where a part cannot be imported, is of another kind or takes other options.

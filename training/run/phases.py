@@ -52,12 +52,12 @@ class PhaseRun:
         return StepHyperparameters(self.rate.at(step, self.steps), momentum, *self._exchanged(step + 1))
 
     def _exchanged(self, step: int) -> tuple[int, int | None]:
-        """Return how many steps the round has that a step ends, numbered from 1, and what leaves after it."""
+        """Return ``round_steps`` and ``leaving`` of :class:`StepHyperparameters` for a step, from 1."""
         if (schedule := self.phase.schedule) is None:
             return 1, None
         if step == self.steps:
             return schedule.since(step), ALL_FRAGMENTS
-        # What would arrive no earlier than at the end of the phase leaves there with all others.
+        # A fragment that could not arrive before the phase ends is sent at its end, with all others.
         leaving = schedule.leaving(step) if step + schedule.delay < self.steps else None
         return schedule.since(step) if schedule.arrives(step) else 0, leaving
 

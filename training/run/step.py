@@ -58,8 +58,8 @@ class TrainingStep:
         """Train on one batch; return the loss of this rank's samples, and the report of the exchange.
 
         A step with a non-finite gradient on any rank changes only the loss scale and the random states of the
-        model; with local steps that holds for a round, which is skipped or not at its last step. The seconds
-        of a round are those of the stopwatch, which the caller restarts after each step.
+        model. With local steps the whole round is skipped, at its last step. The stopwatch measures a
+        round's seconds; the caller restarts it after each step.
         """
         exchange, local = self.exchange.current, self.exchange.local
         if local is not None:

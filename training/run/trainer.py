@@ -221,7 +221,7 @@ class Trainer:
     def _train_phase(self, phase: PhaseRun) -> None:
         self._switch_to(phase)
         self._call(Callback.on_phase_begin, phase)
-        # Of an epoch that is resumed with larger batches no step may be left: then only its end is.
+        # An epoch that is resumed with larger batches may have no step left: then it only has to end.
         while (
             self.position.phase_steps < phase.steps or self.position.step == phase.epoch_steps
         ) and not self.summary.is_over:

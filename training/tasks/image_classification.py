@@ -44,7 +44,7 @@ class AugmentationRecord(Record):
     aspect: tuple[Positive, Positive] = Field((3 / 4, 4 / 3), strict=False)
     """Smallest and largest width over height."""
     mirror: bool = True
-    """Flip half of them horizontally."""
+    """Flip each image horizontally with probability 1/2."""
 
     @model_validator(mode="after")
     def _smallest_first(self) -> "AugmentationRecord":
@@ -67,7 +67,7 @@ class ImagePhase(records.Phase):
     augmentation: AugmentationRecord | None = None
     """Without it, the largest square in the centre of each image."""
     validation_crop: CropShare = 1.0
-    """Side of the square in the centre that is tested on, of the image's shorter side."""
+    """Side of the centre crop used in tests, as a share of the image's shorter side."""
     kept_size: Count | None = None
     """Shorter side at which images are cached, in pixels; else the input's, over 0.875 if it is a crop."""
 

@@ -167,7 +167,7 @@ class Task(ABC):
     metrics: ClassVar[Mapping[str, Metric]]
     """By name; the best checkpoint is the best by the first one, unless the target names another."""
     takes: ClassVar[frozenset[str]] = frozenset()
-    """Of ``normalise`` and ``cache.shards``, keys that not every task takes."""
+    """The keys among ``normalise`` and ``cache.shards`` that this task supports; not every task does."""
 
     carried: Sequence[Any] = ()
     """The variables of this rank that a step changes, such as an LSTM's state, made by :meth:`make_model`.

@@ -41,7 +41,7 @@ class TranslationPhase(records.Phase):
     """A phase that reads sentences and their translations, in batches of similar lengths."""
 
     tokens: Count
-    """Tokens in a step of one rank, of sources or of targets, whichever are more, with padding: at most."""
+    """Maximum tokens in a step, per rank on average: a pair counts as its longer sentence, with padding."""
     sequence_length: Count
     """Tokens of the longest sentence that is trained on, its end included."""
     label_smoothing: Part = 0.0
