@@ -33,7 +33,8 @@ class Results:
     @property
     def source(self) -> str:
         """Return where the records are from, as Markdown."""
-        commands = dict.fromkeys(record.more["command"] for record in self.records)
+        given = dict.fromkeys(record.more["command"] for record in self.records)
+        commands = [re.sub(r"^(\w+)\.py", r"python -m benchmarks.\1", each) for each in given]
         machine = self.records[0].more["machine"]
         where = f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gib']} GiB"
         since = "" if self.is_current else " The code that they measure has changed since."
