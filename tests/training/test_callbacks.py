@@ -140,7 +140,7 @@ def small(callbacks):
 
 def test_callbacks_of_ones_own_are_checked_by_a_run(tmp_path, calls):
     for words, expected in {
-        f"{{name: '{NOTES}', lable: x}}": r"callbacks\[0\]: lable: .* no such option",
+        f"{{name: '{NOTES}', lable: x}}": r"callbacks\[0\].lable: .* no such option",
         "'my_watch.notes:CALLS'": r"callbacks\[0\]: .* a subclass of Callback",
         "'my_watch.note:Notes'": r"callbacks\[0\]: .* no module my_watch.note",
     }.items():

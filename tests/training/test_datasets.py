@@ -328,7 +328,7 @@ def test_a_place_that_is_not_there_is_named(tmp_path):
             {"storage": {"options": "key"}},
             "{}: options: expected keys and values, got one str",
         ),
-        ("imagenet", "x", {"storage": {"tries": 3}}, "tries: {}: storage has no such option .*"),
+        ("imagenet", "x", {"storage": {"tries": 3}}, "storage.tries: {}: storage has no such option .*"),
     ],
 )
 def test_names_paths_and_options_are_checked_before_any_file_is(name, path, options, message):
