@@ -33,8 +33,9 @@ class Metrics(Callback):
     def on_event(self, run: RunView, event: Event) -> None:
         if run.folder is not None:
             values = event.record()
-            values = {**values, "phase": values.get("phase", run.phase.number)}
-            run.folder.write(event.kind, **values, run_steps=run.position.steps)
+            values.setdefault("phase", run.phase.number)
+            values["run_steps"] = run.position.steps
+            run.folder.write(event.kind, **values)
 
     def on_run_end(self, run: RunView) -> None:
         if run.folder is not None:

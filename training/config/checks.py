@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from commlib.errors import InvalidArgument, shown, suggestion
+from commlib.errors import shown, suggestion
 from training.config.records import AnyConfig, Phase, Target
 from training.config.reducers import AUTO, check_options, check_takes, options_of
-from training.config.schema import ConfigurationError, imported, problem, reported
+from training.config.schema import ConfigurationError, imported, reported
 from training.models import MODELS, check_model
 from training.tasks.task import Metric
 
@@ -23,21 +23,23 @@ def check(config: AnyConfig) -> None:
         _the_reducer_takes_what_it_is_given(config, phase, place)
         _wrappers_go_with_what_is_given(config, phase, place)
         if phase.learning_rate is None and config.learning_rate is None:
-            raise problem("missing, expected a value", key=f"{place}.learning_rate")
+            raise ConfigurationError("missing, expected a value", key=f"{place}.learning_rate")
         if phase.momentum is not None and not hasattr(config.optimizer, "momentum"):
             expected = f"none, {config.optimizer.name} has no momentum"
             raise _wrong(f"{place}.momentum", expected, phase.momentum)
     if config.resume != "never" and config.checkpoints is None:
-        raise problem(f"expected never where there are no checkpoints, got {config.resume}", key="resume")
+        raise ConfigurationError(
+            f"expected never where there are no checkpoints, got {config.resume}", key="resume"
+        )
     _the_task_has_what_is_given(config)
     if config.optimizer.sharded and all(config.is_sparse(phase) for phase in config.phases):
-        raise problem("expected false where no phase is dense, got true", key="optimizer.sharded")
+        raise ConfigurationError("expected false where no phase is dense, got true", key="optimizer.sharded")
     for number, phase in enumerate(config.phases):
         _local_steps_go_with_what_is_given(config, phase, f"phases[{number}]")
 
 
 def _wrong(key: str, expected: str, got: object) -> ConfigurationError:
-    return problem(f"expected {expected}; got {got}", key=key)
+    return ConfigurationError(f"expected {expected}; got {got}", key=key)
 
 
 def _the_reducer_takes_what_it_is_given(config: AnyConfig, phase: Phase, place: str) -> None:
@@ -95,7 +97,7 @@ def _the_target_is_a_metric(target: Target, task: str, metrics: Mapping[str, Met
         expected = f"{right}, since a {metric.better} {target.metric} is better"
         raise _wrong("target", expected, f"{wrong} {value}")
     if metric.share and not 0 < target.goal <= 1:
-        raise problem(f"expected a number in (0, 1], got {target.goal}", key=f"target.{right}")
+        raise ConfigurationError(f"expected a number in (0, 1], got {target.goal}", key=f"target.{right}")
 
 
 def without_effect(config: AnyConfig) -> Iterator[str]:
@@ -141,12 +143,10 @@ def _local_steps_go_with_what_is_given(config: AnyConfig, phase: Phase, place: s
     elif phase.local_steps is None:
         for key in ("outer", "local", "round_seconds"):
             if getattr(phase, key) is not None:
-                raise problem("expected none without local_steps, got one", key=f"{place}.{key}")
+                raise ConfigurationError("expected none without local_steps, got one", key=f"{place}.{key}")
         return
-    try:
+    with reported(f"{place}.outer"):
         _ = phase.schedule
-    except InvalidArgument as error:
-        raise problem(error.text, key=f"{place}.outer.{error.key}") from error
     given = f"{place} has " + ("a budget" if phase.budget else f"local_steps={phase.local_steps}")
     if wrappers := config.reducer_config(phase).get("wrappers"):
         expected = f"none, {given} and exchanges no gradients"

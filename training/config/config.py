@@ -31,7 +31,7 @@ from training.config.reading import LINEAR, Given, problems_in_one_line, read_gi
 from training.config.records import Phase
 from training.config.reducers import AUTO, ReducerRecord, inherited, written_out
 from training.config.schedules import LearningRate, MomentumLine
-from training.config.schema import ConfigurationError, Count, Positive, WholeNumber, named, problem
+from training.config.schema import ConfigurationError, Count, Positive, WholeNumber, named
 from training.config.secrets import in_clear, mask
 from training.datasets import Dataset
 from training.tasks import TaskRecord
@@ -123,7 +123,7 @@ class Config(reducers.Reducing):
     @classmethod
     def _phases_are_of_the_task(cls, value: Any, info: ValidationInfo) -> list[Phase]:
         if not isinstance(value, list) or value == []:
-            raise problem(f"expected a list of one phase or more, got {shown(value)}")
+            raise ConfigurationError(f"expected a list of one phase or more, got {shown(value)}")
         task: TaskRecord | None = info.data.get("task")  # none where it is wrong itself
         return [] if task is None else task.phases(value)
 

@@ -11,6 +11,7 @@ from datacache.storage import Storage
 from training.config.reducers import GivenReducer, Reducing
 from training.config.schedules import DensityWarmup, LearningRate, MomentumSchedule, Span
 from training.config.schema import (
+    ConfigurationError,
     Count,
     Momentum,
     PartRecord,
@@ -24,7 +25,6 @@ from training.config.schema import (
     is_whole,
     one_of,
     part_in,
-    problem,
     reported,
 )
 from training.config.secrets import resolved
@@ -114,7 +114,7 @@ class Cache(Record):
     @model_validator(mode="after")
     def _there_are_parts_to_exchange(self) -> "Cache":
         if self.exchange and self.shards == 1:
-            raise problem(f"expected 0 where shards is 1, got {self.exchange}", key="exchange")
+            raise ConfigurationError(f"expected 0 where shards is 1, got {self.exchange}", key="exchange")
         return self
 
 
@@ -129,7 +129,9 @@ class Normalise(Record):
     @model_validator(mode="after")
     def _has_as_many(self) -> "Normalise":
         if len(self.mean) != len(self.std):
-            raise problem(f"expected as many as the {len(self.mean)} of mean, got {len(self.std)}", key="std")
+            raise ConfigurationError(
+                f"expected as many as the {len(self.mean)} of mean, got {len(self.std)}", key="std"
+            )
         return self
 
 
@@ -160,12 +162,12 @@ class Outer(Record):
     @model_validator(mode="after")
     def _has_what_its_settings_need(self) -> "Outer":
         if self.nesterov and not self.momentum:
-            raise problem("expected false where momentum is 0, got true", key="nesterov")
+            raise ConfigurationError("expected false where momentum is 0, got true", key="nesterov")
         if self.update == "eager" and not self.delay:
-            raise problem("expected mixed where delay is 0, got eager", key="update")
+            raise ConfigurationError("expected mixed where delay is 0, got eager", key="update")
         if self.mixing is not None and (not self.delay or self.update == "eager"):
             why = f"update is {self.update}" if self.delay else "delay is 0"
-            raise problem(f"expected none where {why}, got {self.mixing}", key="mixing")
+            raise ConfigurationError(f"expected none where {why}, got {self.mixing}", key="mixing")
         return self
 
     @property
@@ -285,13 +287,13 @@ class Checkpointing(Record):
     def _is_a_place(self) -> "Checkpointing":
         if self.path is not None and ("::" in self.path or self.path.startswith("memory:")):
             expected = "a folder, or the URL of a storage that outlives the run"
-            raise problem(f"expected {expected}, got {self.path}", key="path")
+            raise ConfigurationError(f"expected {expected}, got {self.path}", key="path")
         if self.per_node and (self.path is None or self.is_url):
             got = "none" if self.path is None else self.path
             expected = "expected a folder on each node's disk where per_node is true"
-            raise problem(f"{expected}, got {got}", key="path")
+            raise ConfigurationError(f"{expected}, got {got}", key="path")
         if self.storage and not self.is_url:
-            raise problem("expected none where path is no URL, got some", key="storage")
+            raise ConfigurationError("expected none where path is no URL, got some", key="storage")
         with reported("storage"):
             check_options("a storage", Storage, self.storage, positional=1)
         return self

@@ -16,13 +16,13 @@ from commlib.reducers import WRAPPERS, check_wrapper
 from commlib.registry import is_import_path
 from commlib.selection import make_selector
 from commlib.wire import make_codec
-from training.config.schema import Density, PartRecord, Record, imported, named, part_in, problem
+from training.config.schema import ConfigurationError, Density, PartRecord, Record, imported, named, part_in
 
 AUTO = "auto"  # the reducer that is chosen when the run begins, from the profile of its ranks
 DEFAULT_REDUCER = "dense"
-OPTIONS_INSIDE = ("density", "selector", "wire")
 # All sparse reducers have the same.
 DEFAULT_DENSITY: float = registry.options_of(REDUCERS["allgather"], positional=2)["density"]
+OPTIONS_INSIDE = ("density", "selector", "wire")
 
 
 def _check_codec(name: str) -> str:
@@ -31,7 +31,7 @@ def _check_codec(name: str) -> str:
         if not any(map(is_import_path, name.split("+"))):
             make_codec(name)
     except InvalidArgument as error:  # without its key, which is this one
-        raise problem(error.text) from error
+        raise ConfigurationError(error.text) from error
     return name
 
 
@@ -39,7 +39,7 @@ def _selector(given: Any) -> Any:
     """Accept the name of a selector, or a record of the name and the selector's options."""
     name = given.get("name") if isinstance(given, Mapping) else given
     if not isinstance(name, str):
-        raise problem(f"expected a name, or the key name and options, got {shown(given)}")
+        raise ConfigurationError(f"expected a name, or the key name and options, got {shown(given)}")
     if not is_import_path(name):
         make_selector(given)
     return given
@@ -119,7 +119,9 @@ class Reducing(Record):
         for key in OPTIONS_INSIDE if isinstance(value, Mapping) else ():
             if key in value:
                 inside = "{name: …, " + f"{key}: {shown(value[key])}" + "}"
-                raise problem(f"expected inside the reducer: reducer: {inside}, or reducer.{key}=…", key=key)
+                raise ConfigurationError(
+                    f"expected inside the reducer: reducer: {inside}, or reducer.{key}=…", key=key
+                )
         return value
 
 
@@ -169,4 +171,4 @@ def check_takes(name: str, record: ReducerRecord | None, path: str) -> None:
             does = f"{name} has no such option (its options: {', '.join(known) or 'none'})"
             if name == AUTO:
                 does = f"{AUTO} picks its own; got {shown(value)}"
-            raise problem(f"{does}{suggestion(option, known)}", key=f"{path}.{option}")
+            raise ConfigurationError(f"{does}{suggestion(option, known)}", key=f"{path}.{option}")

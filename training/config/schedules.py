@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, SerializeAsAny, model_validator
 from commlib.density import exponential
 from commlib.errors import shown
 from training.config.schema import (
+    ConfigurationError,
     Count,
     Density,
     Momentum,
@@ -24,7 +25,6 @@ from training.config.schema import (
     Share,
     is_number,
     one_of,
-    problem,
     record_in,
 )
 
@@ -214,7 +214,9 @@ class Drops(_Warmed):
         key = one_of(self, PLACES)
         places = getattr(self, key)
         if not places or any(after <= before for before, after in itertools.pairwise(places)):
-            raise problem(f"expected one place or more, each after the one before, got {places}", key=key)
+            raise ConfigurationError(
+                f"expected one place or more, each after the one before, got {places}", key=key
+            )
         return self
 
     def _after(self, first: int, step: int, steps: int) -> float:
@@ -292,7 +294,9 @@ def _number_or_line(value: Any) -> float | MomentumLine:
     if isinstance(value, (dict, MomentumLine)):
         return MomentumLine.model_validate(value)
     if not is_number(value) or not 0 <= value < 1:
-        raise problem(f"expected a number in [0, 1), or the keys start and end, got {shown(value)}")
+        raise ConfigurationError(
+            f"expected a number in [0, 1), or the keys start and end, got {shown(value)}"
+        )
     return float(value)
 
 

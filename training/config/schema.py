@@ -33,18 +33,13 @@ class ConfigurationError(ValueError):
         self.key, self.text = key, text
 
 
-problem = ConfigurationError  # of a validator; the key is inside the value or record that it validates
-
-
 @contextmanager
 def reported(key: str) -> Iterator[None]:
-    """Turn a ``ValueError`` of the block into a ``ConfigurationError`` of ``key``, unless it is one."""
+    """Turn a ``ValueError`` of the block into a ``ConfigurationError`` of ``key``, or of a key inside it."""
     try:
         yield
-    except ConfigurationError:
-        raise
     except ValueError as error:
-        raise problem(_text(error), key=_inside(key, error)) from error
+        raise ConfigurationError(_text(error), key=_inside(key, error)) from error
 
 
 def _text(error: ValueError) -> str:
@@ -61,7 +56,7 @@ def expect(expected: str, holds: Callable[[Any], bool]) -> BeforeValidator:
 
     def check(value: Any) -> Any:
         if not holds(value):
-            raise problem(f"expected {expected}, got {shown(value)}")
+            raise ConfigurationError(f"expected {expected}, got {shown(value)}")
         return value
 
     return BeforeValidator(check)
@@ -80,7 +75,7 @@ def name_in(table: Mapping[str, Any], kind: str) -> AfterValidator:
 def named(value: Any) -> Any:
     """Return the record of what is given by its name alone."""
     if not isinstance(value, str | Mapping | BaseModel):
-        raise problem(f"expected a name, or the key name and options, got {shown(value)}")
+        raise ConfigurationError(f"expected a name, or the key name and options, got {shown(value)}")
     return {"name": value} if isinstance(value, str) else value
 
 
@@ -100,7 +95,7 @@ def record_in(
         if isinstance(given, Record):
             return given
         if not isinstance(given, dict):
-            raise problem(f"expected {expected}, got {shown(given)}")
+            raise ConfigurationError(f"expected {expected}, got {shown(given)}")
         with reported(key):
             record = look_up(table, kind, given.get(key, default))
         return record.model_validate(given)
@@ -148,12 +143,14 @@ class Record(BaseModel):
             return value
         if not isinstance(value, dict):
             needed = [name for name, field in cls.model_fields.items() if field.is_required()]
-            raise problem(f"expected the keys {', '.join(needed or cls.model_fields)}, got {shown(value)}")
+            raise ConfigurationError(
+                f"expected the keys {', '.join(needed or cls.model_fields)}, got {shown(value)}"
+            )
         known = list(cls.model_fields)
         for key in value if cls.model_config["extra"] == "forbid" else ():
             if key not in known:
                 text = f"unknown key{suggestion(str(key), known)} (known here: {', '.join(known)})"
-                raise problem(text, key=shown(str(key))[1:-1])
+                raise ConfigurationError(text, key=shown(str(key))[1:-1])
         return value
 
 
@@ -201,7 +198,7 @@ def one_of(record: Record, keys: Sequence[str]) -> str:
     """Return the only one of ``keys`` that is given."""
     given = [key for key in keys if getattr(record, key) is not None]
     if len(given) != 1:
-        raise problem(f"expected one of {', '.join(keys)}, got {' and '.join(given) or 'none'}")
+        raise ConfigurationError(f"expected one of {', '.join(keys)}, got {' and '.join(given) or 'none'}")
     return given[0]
 
 

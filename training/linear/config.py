@@ -18,6 +18,7 @@ from training.config.reading import Given, problems_in_one_line, read_given
 from training.config.records import FileName, Layout
 from training.config.reducers import AUTO, GivenReducer, ReducerRecord, check_options, class_of
 from training.config.schema import (
+    ConfigurationError,
     Count,
     Positive,
     Rate,
@@ -26,7 +27,6 @@ from training.config.schema import (
     WholeNumber,
     describe,
     name_in,
-    problem,
     record_in,
     reported,
 )
@@ -84,9 +84,13 @@ class Settings(Record):
     def _fits_together(self) -> "Settings":
         if self.solver == "sgd" and self.learning_rate.rate * self.l2 >= 1:
             expected = f"expected less than {1 / self.l2:g} with l2 = {self.l2:g}"
-            raise problem(f"{expected}, got {shown(self.learning_rate.rate)}", key="learning_rate.rate")
+            raise ConfigurationError(
+                f"{expected}, got {shown(self.learning_rate.rate)}", key="learning_rate.rate"
+            )
         if self.solver == "coordinate" and self.loss not in CURVATURES:
-            raise problem(f"expected {' or '.join(CURVATURES)} with coordinate, got {self.loss}", key="loss")
+            raise ConfigurationError(
+                f"expected {' or '.join(CURVATURES)} with coordinate, got {self.loss}", key="loss"
+            )
         _check_reducer(self.reducer)
         return self
 
@@ -96,11 +100,13 @@ def _check_reducer(record: ReducerRecord) -> None:
     for option in ("density", "selector", "wrappers"):
         if option in options:
             got = shown(options[option])
-            raise problem(f"expected none, as all entries are sent, got {got}", key=f"reducer.{option}")
+            raise ConfigurationError(
+                f"expected none, as all entries are sent, got {got}", key=f"reducer.{option}"
+            )
     if "wire" in options and not make_codec(options["wire"]).lossless:
-        raise problem(f"expected one without loss, got {options['wire']}", key="reducer.wire")
+        raise ConfigurationError(f"expected one without loss, got {options['wire']}", key="reducer.wire")
     if name == AUTO and options:
-        raise problem(f"expected none with {AUTO}, got {', '.join(options)}", key="reducer")
+        raise ConfigurationError(f"expected none with {AUTO}, got {', '.join(options)}", key="reducer")
     if name != AUTO:
         with reported("reducer"):
             check_options(name, lossless(name) | options)
@@ -112,7 +118,7 @@ def lossless(name: str) -> dict[str, Any]:
     if reducer is None or not reducer.sparse:
         return {}
     if not issubclass(reducer, SelectingReducer):
-        raise problem(f"expected one that can send all entries, got {name}", key="reducer")
+        raise ConfigurationError(f"expected one that can send all entries, got {name}")
     return {"selector": EVERYTHING, "density": 1.0}
 
 
@@ -215,7 +221,7 @@ class LinearConfig(Settings):
         for solver, keys in OF_SOLVERS.items():
             for key in keys if solver != self.solver else ():
                 if getattr(self, key) != Settings.model_fields[key].default:
-                    raise problem(f"expected none with solver {self.solver}, got one", key=key)
+                    raise ConfigurationError(f"expected none with solver {self.solver}, got one", key=key)
         return self
 
     def to_yaml(self) -> str:

@@ -10,7 +10,7 @@ from pydantic import ValidationError, model_validator
 
 from commlib import registry
 from commlib.errors import InvalidArgument
-from training.config.schema import Count, Record, expect, is_number, located_problem, problem
+from training.config.schema import ConfigurationError, Count, Record, expect, is_number, located_problem
 
 if TYPE_CHECKING:
     import keras
@@ -122,7 +122,9 @@ class AttentionOptions(Record):
     @model_validator(mode="after")
     def _heads_share_the_width(self) -> "AttentionOptions":
         if self.width % self.heads:
-            raise problem(f"expected a divisor of width {self.width}, got {self.heads}", key="heads")
+            raise ConfigurationError(
+                f"expected a divisor of width {self.width}, got {self.heads}", key="heads"
+            )
         return self
 
 
@@ -140,7 +142,7 @@ class TransformerOptions(AttentionOptions):
     @model_validator(mode="after")
     def _positions_are_pairs(self) -> "TransformerOptions":
         if self.width % 2:
-            raise problem(f"expected an even number, got {self.width}", key="width")
+            raise ConfigurationError(f"expected an even number, got {self.width}", key="width")
         return self
 
 

@@ -23,7 +23,7 @@ from datacache.capacity import free_bytes, free_memory_bytes
 from datacache.management import list_folders
 from training.config.config import Config
 from training.config.reading import folder_of, located, problems_in_one_line, read
-from training.config.schema import Count, Positive, Rate, Record, expect, is_number, problem
+from training.config.schema import ConfigurationError, Count, Positive, Rate, Record, expect, is_number
 from training.run.autotune import path_for
 
 FOLDER = folder_of("clusters")
@@ -55,7 +55,7 @@ class LinkRecord(Record):
         given = self.model_dump(exclude={"incast"}, exclude_none=True)
         if set(given) not in map(set, PAIRS):
             ways = " or ".join(" and ".join(pair) for pair in PAIRS)
-            raise problem(f"expected {ways}, got {', '.join(sorted(given)) or 'none'}")
+            raise ConfigurationError(f"expected {ways}, got {', '.join(sorted(given)) or 'none'}")
         return self
 
     @property
@@ -88,7 +88,7 @@ class Throughput(Record):
     @model_validator(mode="after")
     def _is_of_something(self) -> "Throughput":
         if self.model is None and self.configuration is None:
-            raise problem("expected model or configuration, got none")
+            raise ConfigurationError("expected model or configuration, got none")
         return self
 
     def fits(self, **facts: Any) -> bool:
@@ -121,10 +121,12 @@ class ClusterFile(Record):
     @model_validator(mode="after")
     def _is_complete(self) -> "ClusterFile":
         if self.ranks > MOST_RANKS:
-            raise problem(f"expected at most {MOST_RANKS:,} ranks in all, got {self.ranks:,}", key="nodes")
+            raise ConfigurationError(
+                f"expected at most {MOST_RANKS:,} ranks in all, got {self.ranks:,}", key="nodes"
+            )
         for key, count in (("intra", self.ranks_per_node), ("inter", self.nodes)):
             if count > 1 and getattr(self, key) is None:
-                raise problem("missing, expected a link", key=key)
+                raise ConfigurationError("missing, expected a link", key=key)
         return self
 
     @property

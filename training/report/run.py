@@ -246,14 +246,14 @@ def _add_records(run: Run, records: Sequence[Record]) -> None:
             continue
         # the record of a step has its number in the phase, that of an epoch the steps of that epoch
         count = whole(record, "step" if kind == "step" else "steps") or 0
-        if phase is None or place is None or (number_of := whole(record, "epoch")) is None:
+        if phase is None or place is None or (epoch := whole(record, "epoch")) is None:
             continue
         begins.setdefault(phase, max(0, place - count))
         if kind == "step":
             run.steps.append(Event(record, place, seconds))
         else:
             at = number(record, "run_seconds")
-            run.epochs.append(Epoch(record, place, seconds if at is None else at, number_of, phase, count))
+            run.epochs.append(Epoch(record, place, seconds if at is None else at, epoch, phase, count))
     configs, results = (dict(enumerate(mappings(each.get("phases")))) for each in (run.config, run.summary))
     choices = {whole(each.record, "phase"): each.record for each in run.all_of("choice")}
     for index in range(max([*configs, *results, *begins], default=-1) + 1):

@@ -12,7 +12,7 @@ from commlib.registry import options_of
 from datacache import Augmentation, Batch, CentreCrop, EvaluationOrder, Order, Preprocessing
 from training.config import records
 from training.config.records import AnyConfig, CropShare, DatasetRecord, Part
-from training.config.schema import Count, Positive, Record, imported, problem
+from training.config.schema import ConfigurationError, Count, Positive, Record, imported
 from training.datasets import ImageDataset
 from training.datasets.synthetic import ImageFacts, synthetic
 from training.models import IMAGES, MODELS
@@ -51,7 +51,9 @@ class AugmentationRecord(Record):
         for key in ("area", "aspect"):
             smallest, largest = getattr(self, key)
             if smallest > largest:
-                raise problem(f"expected the smaller one first, got {[smallest, largest]}", key=key)
+                raise ConfigurationError(
+                    f"expected the smaller one first, got {[smallest, largest]}", key=key
+                )
         return self
 
 
