@@ -8,8 +8,7 @@ Horovod as it comes and all of ours in one, Horovod over MPI's ring in the other
 
 import os
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from itertools import groupby, product
 from statistics import fmean, median, median_high
 from typing import Annotated, Any
@@ -19,6 +18,7 @@ from typer import Option
 
 from benchmarks.drawing.pages import percent
 from benchmarks.jobs import (
+    DEFAULT,
     EmulatedCluster,
     Failed,
     cluster_until_end,
@@ -55,20 +55,21 @@ def measured(places: Sequence[Cell], raced: Sequence[Subject]) -> Generator[Reco
 
 @dataclass(frozen=True)
 class CellRace:
-    """The jobs of a cell on a cluster that is up."""
+    """The jobs of a cell on a cluster that is up. ``plans``: each subject's step, as planned before a job."""
 
     cell: Cell
     subjects: Sequence[Subject]
     cluster: EmulatedCluster
+    plans: list[dict[str, float]] = field(default_factory=list)
 
     def records(self) -> Iterator[Record]:
         """Yield the records, those of steps first, also where a job fails or is interrupted."""
         results, failure = list[Result](), None
         try:
-            self._tune()
-            assert self._planned  # before anything is measured
             algorithms = dict.fromkeys(subject.algorithm for subject in self.subjects)
             for number, algorithm in product(range(self.cell.jobs), algorithms):
+                if algorithm == DEFAULT:  # of all subjects that can be planned
+                    self._plan(self._tune(number))
                 for result in self._job(number, algorithm):
                     results.append(result)
         except (Failed, KeyboardInterrupt, SystemExit) as error:
@@ -106,32 +107,31 @@ class CellRace:
         """Return what a job has to know of a subject; ``config``: more of its configuration."""
         config |= {"overlap": subject.overlap and not subject.horovod}
         if subject.reducer == AUTO:
-            config["profile"] = self._profile
+            config["profile"] = self._profile()
         return {"name": subject.name, "horovod": subject.horovod, "config": config}
 
-    @property
-    def _profile(self) -> str:
-        return str(self.cluster.folder / "profile.json")
+    def _profile(self, number: int = 0) -> str:
+        """Return the path of the profile that was measured before a job; ``auto`` picks by the first."""
+        return str(self.cluster.folder / f"profile-{number}.json")
 
-    def _tune(self) -> None:
+    def _tune(self, number: int) -> str:
         """Measure the links, and reducers on the model's gradient, as one does before ``reducer: auto``."""
-        auto = Subject(AUTO, AUTO)
+        auto, profile = Subject(AUTO, AUTO), self._profile(number)
         config = self.cell.config() | {"phases": [self.cell.stepping(auto)]}
-        words = cloudtrain("tune", "--profile", self._profile, self.cluster.write("tune.yaml", config))
+        words = cloudtrain("tune", "--profile", profile, self.cluster.write("tune.yaml", config))
         list(self._told_by(words, auto.algorithm, "cloudtrain tune"))
+        return profile
 
-    @cached_property
-    def _planned(self) -> dict[str, float | None]:
-        """The seconds of a step of each subject by ``cloudtrain plan``, which knows nothing of Horovod."""
-        found = {}
+    def _plan(self, profile: str) -> None:
+        """Append what ``cloudtrain plan``, which knows nothing of Horovod, says of a step of each subject."""
+        self.plans.append({})
         for subject in self.subjects:
             if subject.steps and not subject.horovod:
-                told = self._told(subject, profile=self._profile)["config"]
+                told = self._told(subject)["config"] | {"profile": profile}
                 config = self.cell.config() | told | {"phases": [self.cell.stepping(subject)]}
                 words = cloudtrain("plan", self.cluster.write("plan.yaml", config), "--json")
                 (plan,) = objects_in(output(words, os.environ))
-                found[subject.name] = plan["phases"][0]["step"]
-        return found
+                self.plans[-1][subject.name] = plan["phases"][0]["step"]
 
     def _told_by(self, words: Sequence[str], algorithm: str, what: str) -> Iterator[Result]:
         cell, layout = self.cell, self.cell.layout
@@ -165,7 +165,9 @@ class CellRace:
                 "reducer": last["reducer"],
                 "baselines": {peer.name: own.median for peer, own in peers.items()},
                 "of_best": fastest / seconds[subject].median,
-                "planned_seconds": self._planned.get(subject.name),
+                "planned_seconds": None
+                if subject.horovod
+                else median(plan[subject.name] for plan in self.plans),
             }
             yield self._line(subject, last, A_STEP, seconds[subject], peers, more)
 
@@ -241,7 +243,7 @@ def steps_table(records: Sequence[Record]) -> Table:
     notes = [
         "ms: of a step, from barrier to barrier, median of turns. peer: the fastest that sends all;",
         "of best: the fastest of all over it. hidden: share of the exchange behind computing.",
-        "planned: the step by cloudtrain plan, from a profile that cloudtrain tune made there before.",
+        "planned: the step by cloudtrain plan, from what cloudtrain tune measured there before each job.",
         "sent: payload of the busiest rank; card: what the busiest node's card sent, headers and all",
     ]
     medians = {record.subject: record.seconds.median for record in records}

@@ -21,7 +21,13 @@ from training.config.config import Config
 from training.config.records import Phase
 from training.config.reducers import AUTO
 from training.config.schedules import Span
-from training.plan.exchange import Exchange, StepExchange, exchanges_per_step, overlapped_seconds
+from training.plan.exchange import (
+    Exchange,
+    StepExchange,
+    exchanges_per_step,
+    overlapped_seconds,
+    shared_seconds,
+)
 from training.plan.memory import GRADIENTS, Memory, Weights, kept_by, slots_of
 from training.plan.samples import Epoch, Listing
 from training.plan.site import Capacity, Site, measured_for, per_second
@@ -346,9 +352,9 @@ class _Planner:
         messages = exchange.seconds()
         if computing is None:
             return sum(messages), None
-        # Ranks that share cores gain nothing by overlap: while one waits, another computes on its core.
-        is_shared = self.site.speeds is not None and self.site.speeds.shared
-        if self.config.overlap and self.config.accumulate == 1 and len(messages) > 1 and not is_shared:
+        if self.site.speeds is not None and self.site.speeds.shared:
+            return sum(messages), shared_seconds(computing, messages)
+        if self.config.overlap and self.config.accumulate == 1 and len(messages) > 1:
             return sum(messages), overlapped_seconds(computing, exchange.sizes, messages)
         return sum(messages), computing + sum(messages)
 
