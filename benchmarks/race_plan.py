@@ -1,8 +1,7 @@
 """What :mod:`benchmarks.race` races: subjects, models and clusters."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -26,29 +25,21 @@ SWITCHES = "hitopk"  # to dense, in the last phase
 class RacedModel:
     """A model, and how it is trained.
 
-    ``data``: its dataset, task and buckets, as a configuration has them. ``sizes``: what a phase has of them,
-    with the ``batch_size`` of a rank. ``target``: share of the test samples that is classified correctly, to
-    which the time is taken, or none where only steps are timed. ``epochs``: of a run. ``switch``: epochs of a
-    sparse phase and of a dense one after it, where a run of both is raced, too.
+    ``sizes``: of the pictures and of a rank's batch. ``target``: share of the test samples that is
+    classified correctly, to which the time is taken, or none where only steps are timed. ``epochs``: of a
+    run. ``switch``: epochs of a sparse phase and of a dense one after it, where a run of both is raced, too.
     """
 
     name: str
     rate: tuple[float, float]
     """First and last learning rate of a run, for 128 samples a step."""
     sizes: Mapping[str, int]
-    data: Mapping[str, Any] = field(default_factory=lambda: {"dataset": "mnist5k"})
     momentum: float = 0.9
     target: float | None = None
     epochs: int = 1
     switch: tuple[int, int] | None = None
 
 
-# Where cloudtrain data leaves the Brown corpus.
-BROWN = f"{os.environ.get('XDG_DATA_HOME', '~/.local/share')}/cloudtrain/brown"
-STREAMS = {
-    "task": {"name": "language_model", "streams": True},
-    "dataset": {"name": "text", "path": BROWN, "vocabulary": {"size": 10_000, "type": "word"}},
-}
 IMAGES = {"input_size": 28, "batch_size": 32}
 RACED = {
     model.name: model
@@ -58,7 +49,6 @@ RACED = {
         RacedModel("resnet20", (0.1, 0.0), IMAGES, target=0.93, epochs=8),
         # With one rank a node at 0.3 Gbit/s, 30 % of a step without overlap are messages.
         RacedModel("vgg16_cifar", (0.001, 0.001), {"input_size": 32, "batch_size": 128}),
-        RacedModel("lstm_lm_small", (1.0, 1.0), {"sequence_length": 20, "batch_size": 5}, STREAMS, 0.0),
     )
 }
 MODELS = ("mlp", "resnet20")  # unless others are asked for
@@ -111,7 +101,7 @@ class Cell:
         """Return the configuration of the runs, with a phase that others take the place of."""
         return {
             "name": "race",
-            **self.model.data,
+            "dataset": "mnist5k",
             "phases": [{**self.model.sizes, "steps": 1}],
             "model": self.model.name,
             "optimizer": {"name": "sgd", "momentum": self.model.momentum},

@@ -89,11 +89,7 @@ part "$results-jax-exchange.jsonl" "${mpirun[@]}" -np 2 .venv-frameworks/bin/pyt
 
 raced=(--model mlp --reducer hitopk --reducer oktopk --reducer auto)
 keep race benchmarks.race --rate 0.2gbit --layout 4x1 "${raced[@]}"
-keep race-1gbit benchmarks.race --rate 1gbit --rate 10gbit --layout 4x2 --layout 4x1 "${raced[@]}" --seeds 0
-keep race-4x2 benchmarks.race --rate 0.2gbit --layout 4x2 "${raced[@]}" --seeds 0
 keep race-all benchmarks.race --rate 1gbit --layout 4x2 --model mlp --seeds 0
-keep race-small benchmarks.race --rate 0.2gbit --rate 1gbit --layout 4x1 --model resnet20 --model lstm_lm_small \
-    --reducer hitopk --reducer oktopk --reducer auto --seeds 0
 keep race-overlap benchmarks.race --model vgg16_cifar --rate 0.3gbit --layout 4x1 --reducer dense --reducer hitopk --seeds 0
 .venv/bin/python -m benchmarks.draw_benchmarks
 .venv/bin/python -m benchmarks.validate

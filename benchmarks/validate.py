@@ -45,7 +45,7 @@ CELLS = [
     *product(LAYOUTS, ("50mbit", "200mbit"), (20.0,), (FEW,)),
 ]
 VISITS = 2  # to each cluster, half an hour apart or more
-STEPS, SECONDS = 30, 0.5  # of each candidate in a visit, fewer after so many seconds
+LONGER, SECONDS = 0.5, 1.5  # of a candidate's steps, twice in a visit: see tuner.seconds_in_turns
 AT_ONCE = 80_000_000  # entries of the candidates that take turns: all of them do not fit into memory
 WITHIN = 1.1  # the most that a pick may take, relative to the fastest
 
@@ -61,14 +61,19 @@ def on_this_rank(comm: Communicator, cases: Sequence[tuple[int, float]]) -> None
         generated = Gradients(size)
         gradients = [generated.of(comm.rank, step) for step in range(tuner.GRADIENTS)]
         del generated
-        known, rows = tuner.candidates(between_nodes=max(map(len, case.nodes)) > 1), []
-        together = max(2, AT_ONCE // size)
-        for part in (known[start : start + together] for start in range(0, len(known), together)):
-            taken = tuner.seconds_in_turns(topology, case, part, gradients, steps=STEPS, seconds=SECONDS)
-            rows += [
-                [each.reducer, each.wire, each.options, median(own), tuner.spread(own), len(own)]
-                for each, own in zip(part, taken, strict=True)
-            ]
+        known = tuner.candidates(case.nodes)
+        groups = -(-len(known) // max(2, AT_ONCE // size))
+        ends = [len(known) * place // groups for place in range(groups + 1)]
+        parts = [known[low:high] for low, high in pairwise(ends)]
+        taken: dict[Candidate, list[float]] = {each: [] for each in known}
+        for part in [*parts, *(known[place::groups] for place in range(groups))]:  # twice, in other company
+            steps = tuner.seconds_in_turns(topology, case, part, gradients, longer=LONGER, seconds=SECONDS)
+            for each, own in zip(part, steps, strict=True):
+                taken[each] += own
+        rows = [
+            [each.reducer, each.wire, each.options, median(own), tuner.spread(own), len(own)]
+            for each, own in taken.items()
+        ]
         found.append({"size": size, "density": density, "trials": tried, "steps": rows})
     if comm.rank == 0:
         print(json.dumps({"profile": asdict(profile), "cases": found}), flush=True)
@@ -105,7 +110,7 @@ def on_simulated_ranks(case: Case, network: Network, cores: int) -> dict[Candida
 
     def body(comm: Communicator) -> dict[Candidate, float]:
         topology, found = Topology(comm), {}
-        for candidate in tuner.candidates(between_nodes=max(lengths) > 1):
+        for candidate in tuner.candidates(topology.nodes):
             options = tuner.settings(case, candidate)
             with make_reducer(candidate.reducer, topology, case.size, **options) as reducer:
                 drawn = (gradients.of(comm.rank, step) for step in range(3))

@@ -25,6 +25,7 @@ from commlib.work import Speeds
 DENSE = Candidate("dense")
 LEAST_GAIN = 0.1  # of dense's seconds, for which another reducer is worth it
 HAVE_HIERARCHICAL = ("allgather", "oktopk")  # as hitopk and hioktopk
+ALIKE_ALONE = ("allgather", "hioktopk", "torus2d")  # as hitopk, oktopk, dense, where no ranks share a node
 FEW_ENTRIES = 100  # applied in a step: a sparse reducer may then cost accuracy
 MOST_LONGER = 1.1
 MOST_BUCKETS = 16
@@ -66,32 +67,32 @@ class Case:
 
 
 def candidates(
-    wires: Sequence[str] = WIRES, *, between_nodes: bool = True, on_gpus: bool = False
+    nodes: Sequence[Sequence[int]] | None = None, wires: Sequence[str] = WIRES, *, on_gpus: bool = False
 ) -> list[Candidate]:
     """Return all reducers that declare their cost and require no option, once for each codec of ``wires``.
 
-    The reducers of ``REDUCERS`` and of the installed packages' entry points; with ``between_nodes`` also
-    hierarchical variants, unless they are reducers of their own, as ``hitopk`` is; with ``on_gpus`` only
-    reducers that take a GPU's arrays, and codecs that have GPU kernels.
+    The reducers of ``REDUCERS`` and of the installed packages' entry points, also in hierarchical variants
+    that are no reducers of their own, as ``hitopk`` is. ``nodes``: where they are to run; of those that do
+    the same there only one is returned. With ``on_gpus`` only reducers that take a GPU's arrays, and codecs
+    that have GPU kernels.
     """
+    are_shared = nodes is None or max(map(len, nodes)) > 1
+    are_between = nodes is None or (are_shared and len(nodes) > 1)
     if on_gpus:
         wires = [wire for wire in wires if has_kernels(wire)]
     found = []
     for name in names(REDUCERS, "reducer"):
-        if _why_not(name) is not None or (on_gpus and getattr(reducer_class(name), "needs_entries", False)):
+        if _why_not(name) is not None or (name in ALIKE_ALONE and not are_shared):
+            continue
+        if on_gpus and getattr(reducer_class(name), "needs_entries", False):
             continue
         options = reducer_options(name)
         variants = ["{}"]
-        if between_nodes and options.get("hierarchical") is False and name not in HAVE_HIERARCHICAL:
+        if are_between and options.get("hierarchical") is False and name not in HAVE_HIERARCHICAL:
             variants.append('{"hierarchical": true}')
         wired = wires if "wire" in options else (None,)
         found += [Candidate(name, wire, variant) for variant in variants for wire in wired]
     return found
-
-
-def _is_between(nodes: Sequence[Sequence[int]]) -> bool:
-    """Return whether a hierarchical reducer differs from the flat one on these nodes."""
-    return len(nodes) > 1 and max(map(len, nodes)) > 1
 
 
 def left_out() -> str | None:
@@ -190,7 +191,7 @@ def expect(profile: Profile, case: Case) -> dict[Candidate, float]:
     the ratio of measured to predicted seconds in the candidate's trials nearest to this case in size and
     density (if it has none, in those of other candidates).
     """
-    known = candidates(between_nodes=_is_between(case.nodes), on_gpus=case.on_gpus)
+    known = candidates(case.nodes, on_gpus=case.on_gpus)
     ratios = {
         trial: trial.seconds / predicted(profile, _case_of(trial, case), trial.candidate)
         for trial in profile.trials
@@ -271,9 +272,10 @@ def _reason(profile: Profile, case: Case, best: Candidate, seconds: Mapping[Cand
 
 
 PROMISING = 1.4  # times what the fastest is expected to take: candidates up to there are tried
-CLOSE = 1.15  # times what the fastest took: such candidates are tried once more, in turns
-WARM_UP_STEPS, STEPS, MOST_STEPS = 2, 5, 50
+CLOSE, MOST_CLOSE = 1.3, 5  # times what the fastest took: so many candidates are tried once more, in turns
+WARM_UP_STEPS, STEPS, MOST_STEPS = 2, 5, 200
 LEAST_SECONDS = 0.3  # of a candidate's steps, up to the most: few short ones say little
+LONGER = 3  # times as long the last ones take turns, by which one is picked
 GRADIENTS = 3  # that the steps of a trial cycle through
 TRIAL_SECONDS = 3.0  # after which a slow candidate has been tried enough
 WIDE = 0.25  # a spread of measurements that are made again
@@ -309,7 +311,7 @@ def try_out(
         last = list(dict.fromkeys([DENSE, *own.get(density, ()), *_close_to_the_fastest(profile, case)]))
         attempts: list[list[Trial]] = []
         while len(attempts) < ATTEMPTS and min(map(_widest, attempts), default=inf) > WIDE:
-            seconds = seconds_in_turns(topology, case, last, gradients)
+            seconds = seconds_in_turns(topology, case, last, gradients, longer=LONGER)
             pairs = zip(last, seconds, strict=True)
             attempts.append([Trial(each, size, density, _median(own), spread(own)) for each, own in pairs])
         again = [trial for trial in _trials(profile, case) if trial.candidate in last]
@@ -329,8 +331,8 @@ def _most_promising(profile: Profile, case: Case) -> Candidate | None:
 def _close_to_the_fastest(profile: Profile, case: Case) -> list[Candidate]:
     seconds = _expect_pickable(profile, case)
     so_far = [each for each in tried(profile, case) if each in seconds]
-    limit = CLOSE * min(seconds[each] for each in so_far)
-    return [each for each in so_far if seconds[each] <= limit]
+    so_far.sort(key=lambda each: seconds[each])
+    return [each for each in so_far[:MOST_CLOSE] if seconds[each] <= CLOSE * seconds[so_far[0]]]
 
 
 def seconds_in_turns(
@@ -340,25 +342,30 @@ def seconds_in_turns(
     gradients: Sequence[Float32],
     *,
     steps: int = STEPS,
+    longer: float = 1.0,
     seconds: float = TRIAL_SECONDS,
 ) -> list[list[float]]:
     """Return the seconds of each candidate's steps, which take turns, in another order each time.
 
     A step is slower after one that waited long for the network: caches are cold, and processors asleep.
-    Each candidate takes ``steps`` steps; more, up to ``MOST_STEPS``, until all took ``LEAST_SECONDS`` a
-    candidate; fewer if they took ``seconds`` a candidate. Both limits include the warm-up, two steps or, of
-    many, a third, in which residuals grow and thresholds are found again and again.
+    Each candidate takes ``steps`` steps; more, up to ``MOST_STEPS``, until it took ``longer`` times
+    ``LEAST_SECONDS``; fewer, at least one, once it took ``seconds``, and the others go on without it. Both
+    limits include the warm-up, two steps or, of many, a third, in which residuals grow and thresholds are
+    found again and again.
     """
+
+    def is_enough(own: Sequence[float]) -> bool:
+        counted = len(own) - WARM_UP_STEPS
+        return counted > 0 and sum(own) > (longer * LEAST_SECONDS if counted >= steps else seconds)
+
     reducers = [make_reducer(each.reducer, topology, case.size, **settings(case, each)) for each in chosen]
     taken: list[list[float]] = [[] for _ in chosen]
     generator = np.random.default_rng(0)  # the same order on all ranks
     for step in range(WARM_UP_STEPS + MOST_STEPS):
         gradient = gradients[step % len(gradients)]
         for turn in generator.permutation(len(chosen)):
-            taken[turn].append(step_seconds(topology.world, reducers[turn], gradient))
-        limit = LEAST_SECONDS if step >= WARM_UP_STEPS + steps - 1 else seconds
-        if step >= WARM_UP_STEPS and sum(map(sum, taken)) > limit * len(chosen):
-            break
+            if not is_enough(taken[turn]):
+                taken[turn].append(step_seconds(topology.world, reducers[turn], gradient))
     for reducer in reducers:
         reducer.close()
     return [own[max(WARM_UP_STEPS, len(own) // 3) :] for own in taken]
@@ -405,7 +412,7 @@ def choose_within(
     ('spardl', {'wire': 'gap+lloyd2', 'hierarchical': True}, 12)
     """
     case = Case(nodes, size, check_density(density), on_gpus)
-    known = candidates(SHORT_WIRES, between_nodes=_is_between(nodes), on_gpus=case.on_gpus)
+    known = candidates(nodes, SHORT_WIRES, on_gpus=case.on_gpus)
     sent = {each: _bytes_of_rank(case, each) for each in known if is_pickable(each)}
     steps = {each: max(1, ceil(of_rank / bytes_per_step)) for each, of_rank in sent.items()}
     best = min(sent, key=lambda each: (steps[each], -sent[each]))
