@@ -3,7 +3,8 @@
     python -m benchmarks.race --model mlp --rate 0.2gbit    # as root
 
 On emulated clusters. A job measures all subjects of one algorithm of MPI's all-reduce, turn after turn:
-Horovod as it comes and all of ours in one, Horovod over MPI's ring in the other. The two alternate.
+Horovod as it comes and all of ours in one, Horovod over MPI's ring in the other. The two alternate. Before
+each of the former the cluster is measured by ``cloudtrain tune``, and steps are planned.
 """
 
 import os
@@ -60,7 +61,7 @@ class CellRace:
     cell: Cell
     subjects: Sequence[Subject]
     cluster: EmulatedCluster
-    plans: list[dict[str, float]] = field(default_factory=list)
+    plans: list[dict[str, float]] = field(default_factory=list, init=False)
 
     def records(self) -> Iterator[Record]:
         """Yield the records, those of steps first, also where a job fails or is interrupted."""
@@ -69,7 +70,8 @@ class CellRace:
             algorithms = dict.fromkeys(subject.algorithm for subject in self.subjects)
             for number, algorithm in product(range(self.cell.jobs), algorithms):
                 if algorithm == DEFAULT:  # of all subjects that can be planned
-                    self._plan(self._tune(number))
+                    self._tune(number)
+                    self.plans.append(dict(self._planned(number)))
                 for result in self._job(number, algorithm):
                     results.append(result)
         except (Failed, KeyboardInterrupt, SystemExit) as error:
@@ -94,44 +96,45 @@ class CellRace:
         running = [*running[first:], *running[:first]]
         job: Result = {
             "config": cell.config(number + 1),
-            "steps": [self._told(each) | {"phase": cell.stepping(each)} for each in own if each.steps],
+            "steps": [
+                self._told(each, number) | {"phase": cell.stepping(each)} for each in own if each.steps
+            ],
             "turns": TURNS,
-            "runs": [self._told(each, **cell.running(each)) for each in running],
+            "runs": [self._told(each, number, **cell.running(each)) for each in running],
         }
         runs = f", {len(running)} runs with seed {number + 1}" if running else ""
         what = f"job {number + 1} of {cell.jobs}, all-reduce of MPI: {algorithm}"
         words = module("benchmarks.race_job", self.cluster.write("job.json", job))
         yield from self._told_by(words, algorithm, f"{what}: steps of {len(job['steps'])} subjects{runs}")
 
-    def _told(self, subject: Subject, **config: Any) -> Result:
+    def _told(self, subject: Subject, number: int, **config: Any) -> Result:
         """Return what a job has to know of a subject; ``config``: more of its configuration."""
         config |= {"overlap": subject.overlap and not subject.horovod}
         if subject.reducer == AUTO:
-            config["profile"] = self._profile()
+            config["profile"] = self._profile(number)
         return {"name": subject.name, "horovod": subject.horovod, "config": config}
 
-    def _profile(self, number: int = 0) -> str:
-        """Return the path of the profile that was measured before a job; ``auto`` picks by the first."""
+    def _profile(self, number: int) -> str:
+        """Return the path of the profile that is measured before a job."""
         return str(self.cluster.folder / f"profile-{number}.json")
 
-    def _tune(self, number: int) -> str:
+    def _tune(self, number: int) -> None:
         """Measure the links, and reducers on the model's gradient, as one does before ``reducer: auto``."""
-        auto, profile = Subject(AUTO, AUTO), self._profile(number)
+        auto = Subject(AUTO, AUTO)
         config = self.cell.config() | {"phases": [self.cell.stepping(auto)]}
-        words = cloudtrain("tune", "--profile", profile, self.cluster.write("tune.yaml", config))
+        path = self.cluster.write("tune.yaml", config)
+        words = cloudtrain("tune", "--profile", self._profile(number), path)
         list(self._told_by(words, auto.algorithm, "cloudtrain tune"))
-        return profile
 
-    def _plan(self, profile: str) -> None:
-        """Append what ``cloudtrain plan``, which knows nothing of Horovod, says of a step of each subject."""
-        self.plans.append({})
+    def _planned(self, number: int) -> Iterator[tuple[str, float]]:
+        """Yield each subject's step by ``cloudtrain plan``, which knows nothing of Horovod."""
         for subject in self.subjects:
             if subject.steps and not subject.horovod:
-                told = self._told(subject)["config"] | {"profile": profile}
+                told = self._told(subject, number, profile=self._profile(number))["config"]
                 config = self.cell.config() | told | {"phases": [self.cell.stepping(subject)]}
                 words = cloudtrain("plan", self.cluster.write("plan.yaml", config), "--json")
                 (plan,) = objects_in(output(words, os.environ))
-                self.plans[-1][subject.name] = plan["phases"][0]["step"]
+                yield subject.name, plan["phases"][0]["step"]
 
     def _told_by(self, words: Sequence[str], algorithm: str, what: str) -> Iterator[Result]:
         cell, layout = self.cell, self.cell.layout

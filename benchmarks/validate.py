@@ -45,7 +45,7 @@ CELLS = [
     *product(LAYOUTS, ("50mbit", "200mbit"), (20.0,), (FEW,)),
 ]
 VISITS = 2  # to each cluster, half an hour apart or more
-LONGER, SECONDS = 0.5, 1.5  # of a candidate's steps, twice in a visit: see tuner.seconds_in_turns
+LEAST, MOST = 0.15, 1.5  # seconds of a candidate's steps, twice in a visit
 AT_ONCE = 80_000_000  # entries of the candidates that take turns: all of them do not fit into memory
 WITHIN = 1.1  # the most that a pick may take, relative to the fastest
 
@@ -66,10 +66,10 @@ def on_this_rank(comm: Communicator, cases: Sequence[tuple[int, float]]) -> None
         ends = [len(known) * place // groups for place in range(groups + 1)]
         parts = [known[low:high] for low, high in pairwise(ends)]
         taken: dict[Candidate, list[float]] = {each: [] for each in known}
-        for part in [*parts, *(known[place::groups] for place in range(groups))]:  # twice, in other company
-            steps = tuner.seconds_in_turns(topology, case, part, gradients, longer=LONGER, seconds=SECONDS)
-            for each, own in zip(part, steps, strict=True):
-                taken[each] += own
+        for part in [*parts, *(known[place::groups] for place in range(groups))]:  # twice, in other groups
+            own = tuner.seconds_in_turns(topology, case, part, gradients, least=LEAST, most=MOST)
+            for each, steps in zip(part, own, strict=True):
+                taken[each] += steps
         rows = [
             [each.reducer, each.wire, each.options, median(own), tuner.spread(own), len(own)]
             for each, own in taken.items()
@@ -159,7 +159,7 @@ class Group:
     @property
     def pickable(self) -> list[Candidate]:
         """Return those that ``auto`` may pick."""
-        return list(filter(tuner.is_pickable, self.steps))
+        return list(filter(tuner.is_pickable, tuner.candidates(self.case.nodes)))
 
     @property
     def predicted(self) -> Candidate:
@@ -229,7 +229,8 @@ def errors(given: Iterable[Group], reducer: str | None = None) -> list[float]:
 
 def reducers() -> list[str]:
     """Return the reducers that were measured anywhere, in their order."""
-    return list(dict.fromkeys(candidate.reducer for each in groups() for candidate in each.steps))
+    measured = {candidate.reducer for each in groups() for candidate in each.steps}
+    return [name for name in REDUCERS if name in measured]
 
 
 def by_cluster() -> str:

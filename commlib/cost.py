@@ -453,5 +453,7 @@ class Cost:
 
     def _work_of_shards(self, step: Step) -> Work:
         shard = step.of_shard(round(step.shard))
-        others = shard.placing(self.applied(shard)) * (step.streams - 1) + Work(messages=step.streams)
-        return step.summing_shards() + self.work(shard) + others
+        work = step.summing_shards() + self.work(shard)
+        if step.world.ranks == 1:  # no other rank of the node waits for the sum
+            return work
+        return work + shard.placing(self.applied(shard)) * (step.streams - 1) + Work(messages=step.streams)

@@ -249,7 +249,7 @@ def test_a_reducer_that_declares_no_cost_cannot_be_predicted():
 
 def test_the_tuner_takes_what_declares_a_cost_and_names_what_it_leaves_out():
     profile = Profile(Job(("node0", "node1"), ("2 cores",), (2, 2)), NETWORK, SPEEDS)
-    found = {each.reducer for each in tuner.candidates()}
+    found = {each.reducer for each in tuner.candidates(NODES)}
     assert found == {*REDUCERS, "priced"}
     assert Candidate("priced") in tuner.expect(profile, tuner.Case(NODES, 1000, 0.01))
     reason = tuner.choose(profile, NODES, 1000, 0.01).reason

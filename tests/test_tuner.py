@@ -282,6 +282,7 @@ def test_what_may_be_the_fastest_is_tried_in_each_case():
 
 def test_a_trial_takes_what_the_steps_take(monkeypatch):
     monkeypatch.setattr(tuner, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(tuner, "LAST_SECONDS", 0.0)
     given = tried_out(SLOW, SPEEDS)
     for trial in given.trials:
 
@@ -310,7 +311,8 @@ def test_of_short_steps_more_are_taken_and_of_long_ones_fewer_whatever_others_ta
     def body(comm):
         topology, gradients = Topology(comm), [Gradients(size).of(comm.rank, 0)]
         case, chosen = Case(layout(2, 1), size, 0.01), [Candidate("dense"), Candidate("hitopk", "fp32")]
-        return list(map(len, tuner.seconds_in_turns(topology, case, chosen, gradients)))
+        taken = tuner.seconds_in_turns(topology, case, chosen, gradients, least=tuner.LEAST_SECONDS)
+        return list(map(len, taken))
 
     network = Network(inter=Link(8e-3, 1e-6))  # a dense step takes 16 ms and 4 µs an entry
     dense, sparse = simulated.run(body, 2, 1, network)[0]
@@ -320,19 +322,16 @@ def test_of_short_steps_more_are_taken_and_of_long_ones_fewer_whatever_others_ta
 
 def with_trial(given, reducer, wire, times, size=14_728_266, density=0.01, options="{}"):
     """Return the profile with a trial that took so many times what is predicted."""
-    settings = {"density": density} if REDUCERS[reducer].sparse else {}
-    settings |= ({"wire": wire} if wire else {}) | json.loads(options)
-    seconds = predict(
-        reducer, layout(8, 2), size, network=given.network, speeds=given.speeds, **settings
-    ).seconds
-    trial = Trial(Candidate(reducer, wire, options), size, density, times * seconds)
+    candidate = Candidate(reducer, wire, options)
+    seconds = tuner.predicted(given, Case(layout(8, 2), size, density), candidate, settled=False)
+    trial = Trial(candidate, size, density, times * seconds)
     return dataclasses.replace(given, trials=(*given.trials, trial))
 
 
 CLOSE_TO_DENSE = {"dense": 1.0, "torus2d": 1.5, "hitopk": 0.95, "oktopk": 0.97}  # milliseconds
 
 
-def tried_with(monkeypatch, seconds, noise=lambda step: 1.0, own=(), ranks_per_node=1):
+def tried_with(monkeypatch, seconds, noise=lambda step: 1.0, own=(), ranks_per_node=1, last=0.0):
     """Return the profile of trials whose steps take these seconds times the noise then, and the reducers."""
     names = {reducer: name for name, reducer in REDUCERS.items()}
     steps, counts = [], Counter()
@@ -345,6 +344,7 @@ def tried_with(monkeypatch, seconds, noise=lambda step: 1.0, own=(), ranks_per_n
 
     monkeypatch.setattr(tuner, "step_seconds", step_seconds)
     monkeypatch.setattr(tuner, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(tuner, "LAST_SECONDS", last)
 
     def body(comm):
         topology = Topology(comm, ranks_per_node=ranks_per_node)
@@ -367,6 +367,26 @@ def test_the_last_measurements_of_all_take_turns_with_dense(monkeypatch):
     rounds = {tuple(steps[-each * len(last) :][: len(last)]) for each in range(1, turns + 1)}
     assert {tuple(sorted(each)) for each in rounds} == {tuple(sorted(last))}
     assert len(rounds) > 1  # in another order each time
+
+
+def test_the_last_turns_are_longer_and_the_slowest_candidate_stops_first(monkeypatch):
+    seconds = dict.fromkeys(REDUCERS, 1.0) | {"dense": 300.0}
+    given, steps = tried_with(monkeypatch, seconds, last=0.0205)
+    others = sum(each.spread is not None for each in given.trials) - 1
+    slow, fast = tuner.WARM_UP_STEPS + tuner.STEPS, 21 * others  # of 1 ms, to more than 0.0205 s
+    assert steps.count("dense") == steps[-slow - fast :].count("dense") == slow
+    assert "dense" not in steps[-fast + slow * others :]
+
+
+def test_at_most_so_many_take_the_last_turns():
+    case = Case(layout(8, 2), 1000, 0.01)
+    pickable = list(filter(tuner.is_pickable, tuner.candidates(case.nodes)))
+    tried = [Trial(each, case.size, case.density, 1 + place / 100) for place, each in enumerate(pickable)]
+    given = dataclasses.replace(profile(1), trials=tuple(tried[::-1]))
+    assert tuner._close_to_the_fastest(given, case) == pickable[: tuner.MOST_CLOSE]
+    slower = [dataclasses.replace(each, seconds=each.seconds**30) for each in tried]
+    given = dataclasses.replace(profile(1), trials=tuple(slower))
+    assert tuner._close_to_the_fastest(given, case) == pickable[:1]
 
 
 def test_a_tenth_of_a_step_is_not_worth_another_reducer_than_dense(monkeypatch):
@@ -616,16 +636,22 @@ def test_of_two_reducers_that_do_the_same_where_no_ranks_share_a_node_one_is_a_c
 
     for one, other in simulated.run(means, 4, 1):
         np.testing.assert_array_equal(one, other)
+    sent = [bytes_of_nodes(each, layout(4, 1), 10_007) for each in (left_out, instead)]
+    assert sent[0] == sent[1]
     alone, beside = ({each.reducer for each in tuner.candidates(layout(4, ranks))} for ranks in (1, 2))
     assert {left_out, instead} - alone == {left_out}
     assert {left_out, instead} <= beside
 
 
 def test_on_gpus_only_reducers_that_take_their_arrays_and_codecs_with_kernels_are_picked():
-    wires = {each.wire for each in tuner.candidates(wires=tuner.SHORT_WIRES, on_gpus=True) if each.wire}
+    wires = {
+        each.wire for each in tuner.candidates(layout(8, 2), tuner.SHORT_WIRES, on_gpus=True) if each.wire
+    }
     assert wires == {"gap+fp16"}
     in_host_memory = {"arctopk", "exdyna", "powersgd", "spardl"}
-    assert {each.reducer for each in tuner.candidates(on_gpus=True)} == REDUCERS.keys() - in_host_memory
+    assert {
+        each.reducer for each in tuner.candidates(layout(8, 2), on_gpus=True)
+    } == REDUCERS.keys() - in_host_memory
     for on_gpus in (False, True):
         within = tuner.choose_within(1_000, layout(128, 8), 1_000_000, 0.01, on_gpus=on_gpus)
         slow = profile(1, microseconds=20_000)

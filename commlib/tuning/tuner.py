@@ -25,7 +25,8 @@ from commlib.work import Speeds
 DENSE = Candidate("dense")
 LEAST_GAIN = 0.1  # of dense's seconds, for which another reducer is worth it
 HAVE_HIERARCHICAL = ("allgather", "oktopk")  # as hitopk and hioktopk
-ALIKE_ALONE = ("allgather", "hioktopk", "torus2d")  # as hitopk, oktopk, dense, where no ranks share a node
+# Where no ranks share a node, these send the same entries as hitopk, oktopk and dense.
+ALIKE_ALONE = ("allgather", "hioktopk", "torus2d")
 FEW_ENTRIES = 100  # applied in a step: a sparse reducer may then cost accuracy
 MOST_LONGER = 1.1
 MOST_BUCKETS = 16
@@ -67,17 +68,17 @@ class Case:
 
 
 def candidates(
-    nodes: Sequence[Sequence[int]] | None = None, wires: Sequence[str] = WIRES, *, on_gpus: bool = False
+    nodes: Sequence[Sequence[int]], wires: Sequence[str] = WIRES, *, on_gpus: bool = False
 ) -> list[Candidate]:
     """Return all reducers that declare their cost and require no option, once for each codec of ``wires``.
 
-    The reducers of ``REDUCERS`` and of the installed packages' entry points, also in hierarchical variants
-    that are no reducers of their own, as ``hitopk`` is. ``nodes``: where they are to run; of those that do
-    the same there only one is returned. With ``on_gpus`` only reducers that take a GPU's arrays, and codecs
-    that have GPU kernels.
+    The reducers of ``REDUCERS`` and of the installed packages' entry points, on several nodes of several
+    ranks also in hierarchical variants that are no reducers of their own, as ``hitopk`` is. Where no ranks
+    share a node those of ``ALIKE_ALONE`` are left out. With ``on_gpus`` only reducers that take a GPU's
+    arrays, and codecs that have GPU kernels.
     """
-    are_shared = nodes is None or max(map(len, nodes)) > 1
-    are_between = nodes is None or (are_shared and len(nodes) > 1)
+    are_shared = max(map(len, nodes)) > 1
+    are_between = are_shared and len(nodes) > 1
     if on_gpus:
         wires = [wire for wire in wires if has_kernels(wire)]
     found = []
@@ -96,13 +97,13 @@ def candidates(
 
 
 def left_out() -> str | None:
-    """Return one line that names the reducers that are no candidates and why, or ``None`` if all are."""
+    """Return one line that names the reducers that are never candidates and why, or ``None``."""
     reasons = {name: why for name in names(REDUCERS, "reducer") if (why := _why_not(name)) is not None}
     return f"left out: {', '.join(f'{name} ({why})' for name, why in reasons.items())}" if reasons else None
 
 
 def _why_not(name: str) -> str | None:
-    """Return why a reducer can be no candidate, or ``None`` if it can."""
+    """Return why a reducer is never a candidate, or ``None`` if it may be one."""
     try:
         options, cost = reducer_options(name), reducer_class(name).cost
     except InvalidArgument as error:  # of an installed package that is broken
@@ -189,11 +190,12 @@ def expect(profile: Profile, case: Case) -> dict[Candidate, float]:
 
     A candidate with trials in exactly this case gets their mean. Others get the cost model's prediction times
     the ratio of measured to predicted seconds in the candidate's trials nearest to this case in size and
-    density (if it has none, in those of other candidates).
+    density (if it has none, in those of other candidates). Trials are first steps, and beside them so are
+    predictions: thresholds have not settled.
     """
     known = candidates(case.nodes, on_gpus=case.on_gpus)
     ratios = {
-        trial: trial.seconds / predicted(profile, _case_of(trial, case), trial.candidate)
+        trial: trial.seconds / predicted(profile, _case_of(trial, case), trial.candidate, settled=False)
         for trial in profile.trials
         if trial.candidate in known
     }
@@ -202,7 +204,7 @@ def expect(profile: Profile, case: Case) -> dict[Candidate, float]:
         own = [trial for trial in ratios if trial.candidate == candidate]
         near = _nearest(own or list(ratios), case)
         ratio = geometric_mean(ratios[trial] for trial in near) if near else 1.0
-        expected[candidate] = ratio * predicted(profile, case, candidate)
+        expected[candidate] = ratio * predicted(profile, case, candidate, settled=not near)
     here = _trials(profile, case)
     for candidate in dict.fromkeys(trial.candidate for trial in here):
         expected[candidate] = geometric_mean(trial.seconds for trial in here if trial.candidate == candidate)
@@ -272,10 +274,11 @@ def _reason(profile: Profile, case: Case, best: Candidate, seconds: Mapping[Cand
 
 
 PROMISING = 1.4  # times what the fastest is expected to take: candidates up to there are tried
-CLOSE, MOST_CLOSE = 1.3, 5  # times what the fastest took: so many candidates are tried once more, in turns
+CLOSE = 1.3  # times what the fastest took: such candidates are tried once more, in turns
+MOST_CLOSE = 6  # candidates, at most
 WARM_UP_STEPS, STEPS, MOST_STEPS = 2, 5, 200
 LEAST_SECONDS = 0.3  # of a candidate's steps, up to the most: few short ones say little
-LONGER = 3  # times as long the last ones take turns, by which one is picked
+LAST_SECONDS = 0.9  # the same, of those by which one is picked
 GRADIENTS = 3  # that the steps of a trial cycle through
 TRIAL_SECONDS = 3.0  # after which a slow candidate has been tried enough
 WIDE = 0.25  # a spread of measurements that are made again
@@ -305,13 +308,13 @@ def try_out(
     for density in densities:
         case = Case(topology.nodes, size, check_density(density), world.arrays is not np)
         while (candidate := _most_promising(profile, case)) is not None:
-            (taken,) = seconds_in_turns(topology, case, [candidate], gradients)
+            (taken,) = seconds_in_turns(topology, case, [candidate], gradients, least=LEAST_SECONDS)
             trial = Trial(candidate, size, density, _median(taken))
             profile = replace(profile, trials=(*profile.trials, trial))
         last = list(dict.fromkeys([DENSE, *own.get(density, ()), *_close_to_the_fastest(profile, case)]))
         attempts: list[list[Trial]] = []
         while len(attempts) < ATTEMPTS and min(map(_widest, attempts), default=inf) > WIDE:
-            seconds = seconds_in_turns(topology, case, last, gradients, longer=LONGER)
+            seconds = seconds_in_turns(topology, case, last, gradients, least=LAST_SECONDS)
             pairs = zip(last, seconds, strict=True)
             attempts.append([Trial(each, size, density, _median(own), spread(own)) for each, own in pairs])
         again = [trial for trial in _trials(profile, case) if trial.candidate in last]
@@ -341,22 +344,20 @@ def seconds_in_turns(
     chosen: Sequence[Candidate],
     gradients: Sequence[Float32],
     *,
-    steps: int = STEPS,
-    longer: float = 1.0,
-    seconds: float = TRIAL_SECONDS,
+    least: float,
+    most: float = TRIAL_SECONDS,
 ) -> list[list[float]]:
     """Return the seconds of each candidate's steps, which take turns, in another order each time.
 
     A step is slower after one that waited long for the network: caches are cold, and processors asleep.
-    Each candidate takes ``steps`` steps; more, up to ``MOST_STEPS``, until it took ``longer`` times
-    ``LEAST_SECONDS``; fewer, at least one, once it took ``seconds``, and the others go on without it. Both
-    limits include the warm-up, two steps or, of many, a third, in which residuals grow and thresholds are
-    found again and again.
+    Each candidate takes ``STEPS`` steps; more, up to ``MOST_STEPS``, until it took ``least`` seconds; fewer,
+    at least one, once it took ``most`` seconds, and the others go on without it. Both limits include the
+    warm-up, two steps or, of many, a third, in which residuals grow and thresholds are found again and again.
     """
 
     def is_enough(own: Sequence[float]) -> bool:
         counted = len(own) - WARM_UP_STEPS
-        return counted > 0 and sum(own) > (longer * LEAST_SECONDS if counted >= steps else seconds)
+        return counted > 0 and sum(own) > (least if counted >= STEPS else most)
 
     reducers = [make_reducer(each.reducer, topology, case.size, **settings(case, each)) for each in chosen]
     taken: list[list[float]] = [[] for _ in chosen]

@@ -15,8 +15,8 @@ from commlib.tuning.tuner import speeds_with
 from training.plan.site import Site, nodes_of
 
 FORWARD = 1 / 3  # of computing: the backward pass has two products for each of the forward pass
-# Ranks that share cores end their computing at different times, so far apart: fitted to the races of
-# docs/validation.md, of four and of eight ranks on two cores.
+# Of ranks that share cores the last one ends its computing LAG times the computing later, and at most
+# LONGEST_LAG_SECONDS: fitted to steps of four and of eight ranks on two cores, those of docs/validation.md.
 LAG, LONGEST_LAG_SECONDS = 0.3, 60e-3
 
 
@@ -154,7 +154,7 @@ class StepExchange:
 def shared_seconds(computing: float, messages: Sequence[float]) -> float:
     """Return the seconds of a step on ranks that share cores: messages wait for the last rank.
 
-    They gain nothing by overlap: while one waits, another computes on its core.
+    Overlap is taken to gain nothing: while one waits, another computes on its core.
 
     >>> shared_seconds(0.1, [0.25, 0.25])
     0.63
