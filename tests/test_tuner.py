@@ -58,9 +58,6 @@ def measured(network, ranks, ranks_per_node, cores=None):
     return run[0]
 
 
-# ------------------------------------------------------------------ measuring
-
-
 @pytest.mark.parametrize("world_size, ranks_per_node", [(2, 1), (4, 2), (6, 3), (3, [2, 1])])
 def test_the_links_of_a_cluster_are_found(world_size, ranks_per_node):
     network = Network(Link(3e-6, 1e-10), Link(40e-6, 2e-9))
@@ -153,9 +150,6 @@ def test_every_kernel_and_codec_has_a_speed():
     assert min(*speeds.code.values(), speeds.add, speeds.fill, speeds.place, speeds.entry) > 0
 
 
-# ------------------------------------------------------------------- choosing
-
-
 def test_a_slow_network_calls_for_sparse_and_short_messages_and_a_fast_one_for_dense():
     slow, fast = choose(1), choose(800)
     assert REDUCERS[slow.reducer].sparse
@@ -238,9 +232,6 @@ def test_one_rank_has_nobody_to_exchange_with_and_tries_nothing(alone):
 def test_a_codec_whose_speed_nobody_measured_is_refused():
     with pytest.raises(InvalidArgument, match=r"^wire: expected one whose speed is known .*got 'bf16'$"):
         predict("hitopk", layout(4, 2), 1000, 0.01, wire="bf16", speeds=SPEEDS)
-
-
-# --------------------------------------------------------------------- trying
 
 
 def tried_out(network, speeds, densities=(0.01,), size=20_011):
@@ -384,9 +375,6 @@ def test_at_most_so_many_take_the_last_turns():
     tried = [Trial(each, case.size, case.density, 1 + place / 100) for place, each in enumerate(pickable)]
     given = dataclasses.replace(profile(1), trials=tuple(tried[::-1]))
     assert tuner._close_to_the_fastest(given, case) == pickable[: tuner.MOST_CLOSE]
-    slower = [dataclasses.replace(each, seconds=each.seconds**30) for each in tried]
-    given = dataclasses.replace(profile(1), trials=tuple(slower))
-    assert tuner._close_to_the_fastest(given, case) == pickable[:1]
 
 
 def test_a_tenth_of_a_step_is_not_worth_another_reducer_than_dense(monkeypatch):
@@ -413,13 +401,6 @@ def test_what_approximates_is_tried_only_where_it_is_named_and_never_picked(monk
     named, steps = tried_with(monkeypatch, seconds, own=[Candidate("arctopk")])
     assert "arctopk" in {each.candidate.reducer for each in named.trials}
     assert pick(named) == pick(given)
-    # of an earlier version, which tried nothing else beside dense
-    of_both = tuple(each for each in named.trials if each.candidate.reducer in ("dense", "arctopk"))
-    old = dataclasses.replace(named, trials=of_both)
-    expected = tuner.expect(old, Case(layout(2, 1), 20_011, 0.01))
-    assert tuner.choose(old, layout(2, 1), 20_011, 0.01).seconds == min(
-        seconds for each, seconds in expected.items() if tuner.is_pickable(each)
-    )
 
 
 def test_nor_is_less_than_the_spread_of_the_measurements(monkeypatch):
@@ -525,9 +506,6 @@ def test_a_reducer_that_was_never_tried_is_taken_to_be_as_wrong_as_the_others():
     assert corrected[Candidate("gtopk", "fp32")] == pytest.approx(4.0 * plain[Candidate("gtopk", "fp32")])
 
 
-# -------------------------------------------------------------------- keeping
-
-
 def test_a_saved_profile_is_the_same_one(tmp_path):
     path = tmp_path / "a folder" / "profile.json"
     profile(1).save(path)
@@ -625,32 +603,28 @@ def test_no_candidate_needs_fewer_local_steps_and_of_those_with_as_many_the_choi
         assert other <= sent or other > choice.local_steps * bytes_per_step
 
 
-@pytest.mark.parametrize(
-    ("left_out", "instead"), [("allgather", "hitopk"), ("hioktopk", "oktopk"), ("torus2d", "dense")]
-)
-def test_of_two_reducers_that_do_the_same_where_no_ranks_share_a_node_one_is_a_candidate(left_out, instead):
+@pytest.mark.parametrize("pair", [("allgather", "hitopk"), ("hioktopk", "oktopk"), ("torus2d", "dense")])
+def test_of_two_reducers_that_do_the_same_where_no_ranks_share_a_node_one_is_a_candidate(pair):
     def means(comm):
         topology, gradients = Topology(comm), Gradients(10_007)
-        made = [make_reducer(each, topology, 10_007) for each in (left_out, instead)]
+        made = [make_reducer(each, topology, 10_007) for each in pair]
         return [[each.reduce(gradients.of(comm.rank, step)).copy() for step in range(3)] for each in made]
 
     for one, other in simulated.run(means, 4, 1):
         np.testing.assert_array_equal(one, other)
-    sent = [bytes_of_nodes(each, layout(4, 1), 10_007) for each in (left_out, instead)]
-    assert sent[0] == sent[1]
+    assert len({str(bytes_of_nodes(each, layout(4, 1), 10_007)) for each in pair}) == 1
     alone, beside = ({each.reducer for each in tuner.candidates(layout(4, ranks))} for ranks in (1, 2))
-    assert {left_out, instead} - alone == {left_out}
-    assert {left_out, instead} <= beside
+    assert set(pair) - alone == {pair[0]}
+    assert set(pair) <= beside
 
 
 def test_on_gpus_only_reducers_that_take_their_arrays_and_codecs_with_kernels_are_picked():
-    wires = {
-        each.wire for each in tuner.candidates(layout(8, 2), tuner.SHORT_WIRES, on_gpus=True) if each.wire
-    }
+    nodes = layout(8, 2)
+    wires = {each.wire for each in tuner.candidates(nodes, tuner.SHORT_WIRES, on_gpus=True) if each.wire}
     assert wires == {"gap+fp16"}
     in_host_memory = {"arctopk", "exdyna", "powersgd", "spardl"}
     assert {
-        each.reducer for each in tuner.candidates(layout(8, 2), on_gpus=True)
+        each.reducer for each in tuner.candidates(nodes, on_gpus=True)
     } == REDUCERS.keys() - in_host_memory
     for on_gpus in (False, True):
         within = tuner.choose_within(1_000, layout(128, 8), 1_000_000, 0.01, on_gpus=on_gpus)

@@ -337,11 +337,8 @@ def test_ranks_that_share_cores_hide_no_messages_and_wait_for_the_last(tmp_path,
     words = [f"profile={path}", "bucket_mib=0.0016", "reducer=dense", "phases.0.reducer=dense"]
     first = planned(words, sizes=[400, 400]).phases[0]
     assert first.buckets == 2
-    alone = first.computing + first.messages
-    if shared:
-        assert first.step == pytest.approx(alone + min(0.3 * first.computing, 0.06))
-    else:
-        assert first.step < alone
+    alone, lag = first.computing + first.messages, min(0.3 * first.computing, 0.06)
+    assert first.step == pytest.approx(alone + lag) if shared else first.step < alone
 
 
 @pytest.mark.parametrize(("processor", "buckets"), [("8 cores", 2), ("8 cores, V100 by nccl", 1)])
