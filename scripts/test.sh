@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv (see install.sh), checks style and types, and runs the tests. A stage that fails does not keep the
 # others from running.
-# usage: scripts/test.sh             what a change has to pass: nine minutes on two cores
+# usage: scripts/test.sh             what a change has to pass: seven minutes on two cores
 #        scripts/test.sh ci          the same, what takes longer, PyTorch and JAX, and the tests on a cluster of namespaces
 #        scripts/test.sh all         the same as ci, with large tables, many drawn examples, and faults of real ranks
 #        scripts/test.sh stack       the tests of the adapters, and a short training, with the oldest and the newest of
