@@ -159,7 +159,7 @@ class Group:
     @property
     def pickable(self) -> list[Candidate]:
         """Return those that ``auto`` may pick."""
-        return list(filter(tuner.is_pickable, tuner.candidates(self.case.nodes)))
+        return list(filter(tuner.is_pickable, self.steps))
 
     @property
     def predicted(self) -> Candidate:

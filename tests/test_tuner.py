@@ -401,6 +401,10 @@ def test_what_approximates_is_tried_only_where_it_is_named_and_never_picked(monk
     named, steps = tried_with(monkeypatch, seconds, own=[Candidate("arctopk")])
     assert "arctopk" in {each.candidate.reducer for each in named.trials}
     assert pick(named) == pick(given)
+    known = tuner.DENSE, Candidate("arctopk")  # where nothing else was tried beside dense
+    named = dataclasses.replace(named, trials=[each for each in named.trials if each.candidate in known])
+    expected = tuner.expect(named, Case(layout(2, 1), 20_011, 0.01))
+    assert pick(named).seconds == min(expected[each] for each in expected if tuner.is_pickable(each))
 
 
 def test_nor_is_less_than_the_spread_of_the_measurements(monkeypatch):
@@ -623,9 +627,8 @@ def test_on_gpus_only_reducers_that_take_their_arrays_and_codecs_with_kernels_ar
     wires = {each.wire for each in tuner.candidates(nodes, tuner.SHORT_WIRES, on_gpus=True) if each.wire}
     assert wires == {"gap+fp16"}
     in_host_memory = {"arctopk", "exdyna", "powersgd", "spardl"}
-    assert {
-        each.reducer for each in tuner.candidates(nodes, on_gpus=True)
-    } == REDUCERS.keys() - in_host_memory
+    reducers = {each.reducer for each in tuner.candidates(nodes, on_gpus=True)}
+    assert reducers == REDUCERS.keys() - in_host_memory
     for on_gpus in (False, True):
         within = tuner.choose_within(1_000, layout(128, 8), 1_000_000, 0.01, on_gpus=on_gpus)
         slow = profile(1, microseconds=20_000)
