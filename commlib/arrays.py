@@ -112,8 +112,21 @@ def zeros(size: int, arrays: ModuleType = np) -> Float32:
     ``np.zeros`` costs five times as much: a page fault every 4 KiB.
     """
     vector = empty(size, arrays)  # in huge pages, where the system has them
-    vector.fill(0)
+    vector.fill(0)  # which reads nothing: the pages are not there yet
     return vector
+
+
+def clear(vector: Float32) -> None:
+    """Set all entries of a contiguous vector to 0.
+
+    In host memory in place, so that it is read: a core fetches what it reads ahead, and what it only writes
+    when it writes it, in twice the time (measured).
+    """
+    if is_on_gpu(vector):
+        vector.fill(0)
+    else:
+        bits = vector.view(np.uint32)
+        bits &= np.uint32(0)
 
 
 def new_array(name: str, length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:

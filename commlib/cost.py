@@ -215,11 +215,18 @@ class Group:
         in_turns = (slow - 1) * turn + link.seconds(shared)
         return max(in_turns + (hops - slow) * self.network.intra.seconds(message_bytes), whole)
 
-    def ring_of_messages(self, message_bytes: float) -> float:
-        """Return the seconds of ``ring`` for messages whose lengths only their senders know."""
-        piece_bytes = EAGER_BYTES // PIECES
-        is_cut = self.nodes > 1 and message_bytes >= 2 * piece_bytes
-        return self.ring(message_bytes, piece_bytes=piece_bytes if is_cut else message_bytes)
+    def ring_of_messages(self, message_bytes: float, longest: float = 0.0) -> float:
+        """Return the seconds of ``ring`` for messages whose lengths only their senders know.
+
+        ``message_bytes``: on average. ``longest``: of the longest one, where they are not alike. Each hop
+        takes it on as a whole or, if it is long, piece by piece.
+        """
+        piece_bytes, link = EAGER_BYTES // PIECES, self.slowest
+        is_cut = self.nodes > 1 and max(message_bytes, longest) >= 2 * piece_bytes
+        alike = self.ring(message_bytes, piece_bytes=piece_bytes if is_cut else message_bytes)
+        if not is_cut:
+            return max(alike, self.ring(longest))
+        return max(alike, link.seconds(self.sharing * longest) + (self.size - 2) * link.seconds(piece_bytes))
 
     def round(self, distance: int, message_bytes: float) -> float:
         """Return the seconds in which each sends to the rank ``distance`` beyond, through its node's card."""

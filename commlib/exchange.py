@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commlib.agreement import check_settings, differences, differing, digest
+from commlib.arrays import clear
 from commlib.errors import InvalidArgument, RanksDisagree, UseAfterClose
 from commlib.reducers import Reducer, Report, make_reducer, part_of_wrapper, reducer_options
 from commlib.reducers.base import added_residual
@@ -162,7 +163,7 @@ class BucketExchange(Exchange):
         mean, entries, report = self.wait_sparse()
         for number, vector in entries.items():
             part = mean[self.slices[number]]
-            part.fill(0)
+            clear(part)
             vector.write_to(part)
         return mean, report
 

@@ -7,6 +7,8 @@ import numpy as np
 from commlib.arrays import Float32, compiled
 from commlib.entries import are_finite
 
+LARGEST_SUM = float(np.finfo(np.float32).max) / 2  # for which a sum of rounded products is finite
+
 # Sums in any order, of values of any kind: for products that each rank makes of its own matrix.
 own_sums = partial(compiled, fastmath={"reassoc", "contract", "nsz"})
 
@@ -105,15 +107,18 @@ def multiply(left: Float32, right: Float32, out: Float32) -> None:
 def reconstruct(left: Float32, right: Float32, out: Float32, residual: Float32, share: float) -> bool:
     """Subtract ``left·right`` from ``residual``, write ``share`` times it to ``out``; return if it is finite.
 
-    All ranks get the same bits, as from ``multiply``.
+    All ranks get the same bits, as from ``multiply``. Only factors so large that a sum could overflow make a
+    pass over ``out`` necessary.
     """
-    return bool(_reconstruct(_padded(left, 1, 4), _padded(right, 4, 1), out, residual, np.float32(share)))
+    _reconstruct(_padded(left, 1, 4), _padded(right, 4, 1), out, residual, np.float32(share))
+    largest = len(right) * float(np.abs(left).max(initial=0)) * float(np.abs(right).max(initial=0))
+    return largest < LARGEST_SUM or bool(are_finite(out.reshape(-1).view(np.uint32)))
 
 
 @compiled
-def _reconstruct(left: Float32, right: Float32, out: Float32, residual: Float32, share: np.float32) -> bool:
+def _reconstruct(left: Float32, right: Float32, out: Float32, residual: Float32, share: np.float32) -> None:
     """Add four products at a time, so that ``out`` is read and written less often."""
-    last, finite = len(right) - 4, True
+    last = len(right) - 4
     for row in range(len(left)):
         product, rest = out[row], residual[row]
         product[:] = 0
@@ -132,5 +137,3 @@ def _reconstruct(left: Float32, right: Float32, out: Float32, residual: Float32,
             total += d * right[last + 3, column]
             rest[column] -= total
             product[column] = total * share
-        finite &= are_finite(product.view(np.uint32))
-    return finite

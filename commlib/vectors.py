@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commlib import entries
-from commlib.arrays import Allocate, copy_of, empty, is_on_gpu, module_of, new_array, zeros
+from commlib.arrays import Allocate, clear, copy_of, empty, is_on_gpu, module_of, new_array, zeros
 from commlib.arrays import Float32 as Float32
 from commlib.entries import Index as Index
 from commlib.errors import InvalidArgument
@@ -313,7 +313,7 @@ def sum_sparse(
 def _dense_total(vectors: Sequence[SparseVector], sums: Float32) -> SparseVector:
     first, *others = vectors
     if not (first.is_dense and not is_on_gpu(sums) and np.may_share_memory(first.values, sums)):
-        sums.fill(0)
+        clear(sums)
         first.add_to(sums)
     for vector in others:
         vector.add_to(sums)

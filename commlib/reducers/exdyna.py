@@ -5,6 +5,7 @@ Yoon and Oh 2024 (arXiv 2402.13781), after its authors' code; without ``balance`
 """
 
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -55,10 +56,10 @@ def _seconds(step: Step) -> LinkSeconds:
 
     The fullest partition is that of the first steps: a hop of the all-gather waits for all of its indices.
     """
-    usual = min(step.size, USUAL * step.k)
-    partition = round(step.size / step.world.size)
-    indices = _codec(step.options["indices"]).message_bytes(round(step.fullest(usual)), partition)
-    seconds = step.world.allgather_ints(2) + step.world.ring_of_messages(indices) + step.allreduce(usual)
+    usual, ranks = min(step.size, USUAL * step.k), step.world.size
+    bytes_of = partial(_codec(step.options["indices"]).message_bytes, size=round(step.size / ranks))
+    mean, most = bytes_of(round(usual / ranks)), bytes_of(round(step.fullest(usual)))
+    seconds = step.world.allgather_ints(2) + step.world.ring_of_messages(mean, most) + step.allreduce(usual)
     return step.after_comparison(seconds)
 
 

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import numpy as np
 
-from commlib.arrays import empty
+from commlib.arrays import clear, empty
 from commlib.entries import ENTRIES_A_LINE, clear_at
 from commlib.vectors import Float32, SparseVector, concatenate, index_dtype, non_finite
 
@@ -32,7 +32,7 @@ class MeanBuffer:
     def clear(self) -> None:
         """Set every entry to 0 now, so that the next ``scatter`` need not."""
         if self._written is None:
-            self.array.fill(0)
+            clear(self.array)
         else:
             clear_at(self.array, self._places[: self._written])
         self._written = 0
@@ -58,7 +58,7 @@ class MeanBuffer:
         for low, vector in parts:
             part = self.array[low : low + vector.size]
             if written is None and not vector.is_dense:
-                part.fill(0)
+                clear(part)
             vector.write_to(part)
             if is_noted and vector.indices is not None:
                 places = self._places[filled : filled + vector.nnz]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from commlib.arrays import clear
 from commlib.cost import (
     Cost,
     LinkSeconds,
@@ -122,7 +123,7 @@ class SplitReducer(SelectingReducer):
             for (low, high), each in zip(self._ranges, messages, strict=True):
                 decoded, part = codec.decode(each, high - low), dense()[low:high]
                 if not decoded.is_dense:
-                    part.fill(0)
+                    clear(part)
                 decoded.write_to(part)
         return SparseVector.trusted(self.length, None, dense())
 
@@ -176,6 +177,6 @@ class DSARSplit(SplitReducer):
         if own.is_dense:
             return own
         values = self.part_of_mean(self._ranges[self.comm.rank][0], own.size)
-        values.fill(0)
+        clear(values)
         own.write_to(values)
         return SparseVector.trusted(own.size, None, values)

@@ -7,7 +7,6 @@ import os
 import pickle
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -20,6 +19,7 @@ from commlib.arrays import Array
 from commlib.errors import LaunchError, PeerFailed, RanksDisagree
 from commlib.network import EAGER_BYTES
 from commlib.transport.base import Communicator, Integers, Request, check_color
+from commlib.transport.polling import Sleeper
 from commlib.transport.verified import VERIFY, verified
 from commlib.transport.watchdog import MPIWatchdog, Watch, Watchdog
 
@@ -31,11 +31,8 @@ PIECE_BYTES = 1 << 30
 
 # Set where there are more ranks than cores: Open MPI then yields while it polls. It still polls all the time,
 # and slows down the rank that it waits for; so a waiting rank sleeps between polls here. A thread other than
-# the main one, such as that of an exchange with ``overlap``, always does. Each nap costs processor time, so
-# naps grow to a tenth of the wait, which is how late a rank may wake. The first nap is a fraction of the last
-# nap of the previous wait, since a piece of a message takes about as long as the piece before it.
+# the main one, such as that of an exchange with ``overlap``, always does.
 YIELDS = "OMPI_MCA_mpi_yield_when_idle"
-SHORTEST_NAP_SECONDS, LONGEST_NAP_SECONDS, NAP_GROWTH, FIRST_NAP = 20e-6, 2e-3, 1.1, 0.25
 
 EAGER_LIMIT = "OMPI_MCA_btl_tcp_eager_limit"
 
@@ -97,7 +94,7 @@ class MPICommunicator(Communicator):
         world = MPI.COMM_WORLD.Get_group()
         self._world_ranks = list(comm.Get_group().Translate_ranks(None, world))
         self._watchdogs: list[Watchdog] = []
-        self._last_nap = 0.0
+        self._sleeper = Sleeper(MPI)
 
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.size}"
@@ -154,24 +151,21 @@ class MPICommunicator(Communicator):
     ) -> None:
         """Wait for a request of ``peer``, or of all ranks; asleep, if others need the core."""
         if not request.Test(status):
-            self._wait_until(lambda: request.Test(status), lambda: request.Wait(status), peer)
+            self._wait_until(lambda: request.Test(status), lambda: request.Wait(status), peer, request)
 
-    def _wait_until(self, test: Callable[[], bool], wait: Callable[[], object], peer: int | None) -> None:
+    def _wait_until(
+        self, test: Callable[[], bool], wait: Callable[[], object], peer: int | None, of: Any
+    ) -> None:
         """Wait for ``peer``, or all ranks, until ``test()``, which ``wait()`` does without sleeping.
 
-        The caller has called ``test()`` just now.
+        The caller has called ``test()`` just now. ``of``: the request, or the communicator of a message.
         """
         with self._watch.waiting(self, self._world_ranks if peer is None else (self._world_ranks[peer],)):
             # A thread that waits beside one that computes leaves the core to that one.
             if not self.shares_cores and threading.current_thread() is threading.main_thread():
                 wait()
                 return
-            seconds = max(SHORTEST_NAP_SECONDS, FIRST_NAP * self._last_nap)
-            time.sleep(seconds)
-            while not test():
-                seconds = min(NAP_GROWTH * seconds, LONGEST_NAP_SECONDS)
-                time.sleep(seconds)
-            self._last_nap = seconds
+            self._sleeper.sleep_until(test, of, peer or 0)
 
     def _wait_for_all(self, request: "MPI.Request") -> None:
         try:
@@ -223,7 +217,7 @@ class MPICommunicator(Communicator):
 
         try:
             if not probe():
-                self._wait_until(probe, wait, source)
+                self._wait_until(probe, wait, source, self._comm)
             message = allocate(status.count)  # a matched message has a length
             self.wait_for(found[0].Irecv(message), source)
         except self.mpi.Exception as error:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commlib.arrays import Workspace, finish, zeros
+from commlib.arrays import Workspace, clear, finish, zeros
 from commlib.cost import Group
 from commlib.density import entries
 from commlib.errors import InvalidArgument, one_line, shown
@@ -395,7 +395,7 @@ def _speeds(world: Communicator) -> Speeds:
     keep = max(0.0, float(np.median(selecting[:, 1] - selecting[:, 0])) / (many - few))
     return Speeds(
         add=seconds(add) / size,
-        fill=seconds(lambda: next(turns)[2].fill(0)) / size,
+        fill=seconds(lambda: clear(next(turns)[2])) / size,
         select=max(0.0, float(np.median(selecting[:, 0])) - few * keep) / size,
         keep=keep,
         place=seconds(place) / (3 * many),

@@ -1,15 +1,16 @@
 """How the ranks of an MPI job end: real processes, each way out of a script while others wait."""
 
+import ctypes
 import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
+from mpi4py import MPI
 
 from commlib.errors import ConcurrentUse, LaunchError
-from commlib.transport import mpi
+from commlib.transport import mpi, polling
 from commlib.transport.verified import VERIFY
 from tests.launching import MPIRUN, run, tail
 
@@ -154,10 +155,11 @@ def test_ranks_that_use_horovod_as_well_end_as_others_do(first, tmp_path):
     assert line == (f"rank 0 of 2 on {host} failed:" if first == "world" else ENDED.format(host=host, size=2))
 
 
-class Request:
+class Request(MPI.Request):
     """A request that is over when it is told, and says when somebody waits for it."""
 
     def __init__(self):
+        super().__init__()
         self.is_over, self.is_waited_for = threading.Event(), threading.Event()
         self.tests = 0
 
@@ -192,16 +194,25 @@ def test_two_threads_in_one_communicator_are_refused_with_what_to_do(monkeypatch
 
 
 def test_naps_grow_and_a_wait_begins_with_a_quarter_of_the_last_nap(monkeypatch):
-    naps = []
+    naps, request = [], Request()
+
+    def poll(handle, address, status):
+        if len(naps) in (55, 59):
+            ctypes.c_int.from_address(address).value = 1
+            request.is_over.set()
+        return 0
+
     monkeypatch.setenv(mpi.YIELDS, "1")
     monkeypatch.delenv(VERIFY, raising=False)
     with mpi.world() as comm:
-        monkeypatch.setattr(mpi, "time", SimpleNamespace(sleep=naps.append))
-        for tests in (55, 4):
-            over = iter([False] * tests + [True])
-            comm.wait_for(SimpleNamespace(Test=lambda status, over=over: next(over)))
-    grown = [min(20e-6 * 1.1**nap, 2e-3) for nap in range(55)]
-    assert naps == pytest.approx([*grown, *(0.5e-3 * 1.1**nap for nap in range(4))])
+        monkeypatch.setattr(polling, "_sleep", polling._sleep.py_func)
+        monkeypatch.setattr(polling, "_usleep", naps.append)
+        monkeypatch.setattr(polling, "_get_status", poll)
+        for _ in range(2):
+            request.is_over.clear()
+            comm.wait_for(request)
+    grown = [min(20 * 1.1**nap, 2e3) for nap in range(55)]
+    assert naps == pytest.approx([*grown, *(0.5e3 * 1.1**nap for nap in range(4))], abs=1)
 
 
 @pytest.mark.launch
