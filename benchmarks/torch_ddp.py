@@ -9,10 +9,9 @@ r"""PyTorch's DistributedDataParallel with our hook, and with its own hooks over
 A network of ten million weights learns scikit-learn's digits. Every subject begins with the same weights and
 sees the same batches. They take steps in turns; a step takes as long as on its slowest rank. Rank 0 prints a
 JSON object each, with its ``ratio`` to the first: DDP over Gloo as it comes, if none is left out. PyTorch's
-PowerSGD has a single bucket: with several, its callbacks wait for each other in Gloo's two threads, for ever.
-Where ranks share cores, a single bucket is faster for our hook as well: two subjects have one.
-The models of all subjects are in memory at once, and nothing is printed before the last step; ``--subject``
-leaves others out.
+PowerSGD has a single bucket: with several, its callbacks wait for each other in Gloo's two threads, for ever;
+two of our subjects have one, too. The models of all subjects are in memory at once, and nothing is printed
+before the last step; ``--subject`` leaves others out.
 
 ``--network wide``: nine tenths of the weights in one layer, whose gradient comes last but one. ``deep``: in
 twelve layers alike, in buckets of 5 MiB, for the share of the exchange that backpropagation hides.
@@ -57,9 +56,7 @@ def subjects(topology: commlib.Topology) -> dict[str, Callable[[Any], Distribute
         "dense": {"name": "dense"},
         "hitopk": {"name": "hitopk", "density": 0.01},
         "hitopk, gap+fp16": {"name": "hitopk", "density": 0.01, "wire": "gap+fp16"},
-        "oktopk": {"name": "oktopk", "density": 0.01},
         "exdyna": {"name": "exdyna", "density": 0.01},
-        "arctopk": {"name": "arctopk", "density": 0.01},
         "powersgd": {"name": "powersgd", "matrix_rank": 4},
         "hitopk, gap+qsgd2, one bucket": {"name": "hitopk", "density": 0.01, "wire": "gap+qsgd2"},
         "powersgd, one bucket": {"name": "powersgd", "matrix_rank": 4},
@@ -80,7 +77,6 @@ def subjects(topology: commlib.Topology) -> dict[str, Callable[[Any], Distribute
 
 WIDTHS = {"wide": [64, 3000, 3000, 300, 10], "deep": [64, *[900] * 13, 10]}
 BUCKET_MIB = {"wide": None, "deep": 5}  # of PyTorch, 25
-ONE_BUCKET = 1024
 
 
 def network(name: str) -> nn.Sequential:
@@ -103,10 +99,9 @@ def batches(rank: int, ranks: int, size: int) -> Iterator[tuple[torch.Tensor, to
 class Subject:
     """The network with a subject's hook, trained from the first weights on; and what its steps took."""
 
-    def __init__(
-        self, hook: Callable[[Any], DistributedGradients | None], name: str, bucket_mib: int | None
-    ) -> None:
-        self._ddp = DistributedDataParallel(network(name), bucket_cap_mb=bucket_mib)
+    def __init__(self, name: str, hook: Callable[[Any], DistributedGradients | None], kind: str) -> None:
+        bucket_mib = 1024 if hook is powersgd or name.endswith("one bucket") else BUCKET_MIB[kind]
+        self._ddp = DistributedDataParallel(network(kind), bucket_cap_mb=bucket_mib)
         self._gradients = hook(self._ddp)
         self._optimizer = torch.optim.SGD(self._ddp.parameters(), 0.05, momentum=0.9)
         self._seconds, self._losses, self._hidden = list[float](), list[float](), list[float]()
@@ -156,11 +151,7 @@ def main() -> None:
         "rate": given.rate,
     }
     timed = {
-        name: Subject(
-            hook,
-            given.network,
-            ONE_BUCKET if hook is powersgd or name.endswith("one bucket") else BUCKET_MIB[given.network],
-        )
+        name: Subject(name, hook, given.network)
         for name, hook in chosen.items()
         if not given.subject or name in given.subject
     }
