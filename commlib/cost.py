@@ -218,15 +218,19 @@ class Group:
     def ring_of_messages(self, message_bytes: float, longest: float = 0.0) -> float:
         """Return the seconds of ``ring`` for messages whose lengths only their senders know.
 
-        ``message_bytes``: on average. ``longest``: of the longest one, where they are not alike. Each hop
-        takes it on as a whole or, if it is long, piece by piece.
+        ``message_bytes``: on average. ``longest``: bytes of the longest one, where they are not alike. A hop
+        passes on a message as a whole or, if it is long, in pieces.
         """
-        piece_bytes, link = EAGER_BYTES // PIECES, self.slowest
-        is_cut = self.nodes > 1 and max(message_bytes, longest) >= 2 * piece_bytes
-        alike = self.ring(message_bytes, piece_bytes=piece_bytes if is_cut else message_bytes)
-        if not is_cut:
-            return max(alike, self.ring(longest))
-        return max(alike, link.seconds(self.sharing * longest) + (self.size - 2) * link.seconds(piece_bytes))
+        hops, most = self.size - 1, max(message_bytes, longest)
+        is_cut = self.nodes > 1 and most >= 2 * EAGER_BYTES // PIECES
+        piece = EAGER_BYTES // PIECES if is_cut else most
+        alike = self.ring(message_bytes, piece_bytes=piece)
+        if longest <= message_bytes or not hops:
+            return alike
+        link, sharing = self.slowest, self.sharing if self.nodes > 1 else 1
+        slow = hops if link.gap is None or self.nodes == 1 else min(hops, self.nodes)
+        rest = (slow - 1) * link.seconds(piece) + (hops - slow) * self.network.intra.seconds(piece)
+        return max(alike, link.seconds(sharing * longest) + rest)
 
     def round(self, distance: int, message_bytes: float) -> float:
         """Return the seconds in which each sends to the rank ``distance`` beyond, through its node's card."""

@@ -63,3 +63,5 @@ def test_a_reconstruction_that_overflows_is_not_finite():
     left, right = np.full((3, 2), 1e20, np.float32), np.full((2, 5), 1e20, np.float32)
     left[:2] = 0
     assert not reconstruct(left, right, np.empty((3, 5), np.float32), np.zeros((3, 5), np.float32), 1.0)
+    left[:, 0], right[1] = 0, 0  # the factors are as large, and no product is
+    assert reconstruct(left, right, np.empty((3, 5), np.float32), np.zeros((3, 5), np.float32), 1.0)

@@ -54,7 +54,7 @@ def _traffic(step: Step, rank: int) -> LinkBytes:
 def _seconds(step: Step) -> LinkSeconds:
     """``3·k·(P − 1)/P`` words, for as many entries as usual, in an all-gather and an all-reduce.
 
-    The fullest partition is that of the first steps: a hop of the all-gather waits for all of its indices.
+    The fullest partition is that of the first steps: its indices take longest on their way round the ring.
     """
     usual, ranks = min(step.size, USUAL * step.k), step.world.size
     bytes_of = partial(_codec(step.options["indices"]).message_bytes, size=round(step.size / ranks))

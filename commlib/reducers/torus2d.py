@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from commlib.arrays import memory_errors, to_host
+from commlib.arrays import clear, memory_errors, to_host
 from commlib.cost import Cost, LinkSeconds, Step, other_messages_bytes, partition_lengths, ring_bytes, shards
 from commlib.errors import InvalidArgument, look_up
 from commlib.kernels import kernels_of
@@ -138,7 +138,7 @@ class Torus2D(Reducer):
         with self.measure("inter"):
             received = swap_messages(stream, outgoing, self.workspace)
         with self.measure("combine"):
-            own.fill(0)
+            clear(own)
             for message in received:  # in the order of the ranks
                 own += self._decode(message, len(own))
             message = self._round(own)

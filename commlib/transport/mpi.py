@@ -19,7 +19,7 @@ from commlib.arrays import Array
 from commlib.errors import LaunchError, PeerFailed, RanksDisagree
 from commlib.network import EAGER_BYTES
 from commlib.transport.base import Communicator, Integers, Request, check_color
-from commlib.transport.polling import Sleeper
+from commlib.transport.polling import IS_COMPILED, Sleeper
 from commlib.transport.verified import VERIFY, verified
 from commlib.transport.watchdog import MPIWatchdog, Watch, Watchdog
 
@@ -154,18 +154,19 @@ class MPICommunicator(Communicator):
             self._wait_until(lambda: request.Test(status), lambda: request.Wait(status), peer, request)
 
     def _wait_until(
-        self, test: Callable[[], bool], wait: Callable[[], object], peer: int | None, of: Any
+        self, test: Callable[[], bool], wait: Callable[[], object], peer: int | None, polled: Any
     ) -> None:
         """Wait for ``peer``, or all ranks, until ``test()``, which ``wait()`` does without sleeping.
 
-        The caller has called ``test()`` just now. ``of``: the request, or the communicator of a message.
+        The caller has called ``test()`` just now. ``polled``: the request, or the communicator of a message.
         """
         with self._watch.waiting(self, self._world_ranks if peer is None else (self._world_ranks[peer],)):
             # A thread that waits beside one that computes leaves the core to that one.
-            if not self.shares_cores and threading.current_thread() is threading.main_thread():
+            is_alone = not self.shares_cores and threading.current_thread() is threading.main_thread()
+            if is_alone or not IS_COMPILED:
                 wait()
                 return
-            self._sleeper.sleep_until(test, of, peer or 0)
+            self._sleeper.sleep_until(test, polled, peer or 0)
 
     def _wait_for_all(self, request: "MPI.Request") -> None:
         try:

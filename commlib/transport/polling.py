@@ -1,6 +1,10 @@
-"""Waits for MPI asleep, in compiled code: a poll takes less time than Python's, and leaves others the GIL."""
+"""Sleeps between polls of MPI, in compiled code, which is faster than Python and leaves others the GIL."""
 
+import atexit
 import ctypes
+import os
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +20,7 @@ from commlib.arrays import compiled
 # as the piece before it.
 SHORTEST_NAP_SECONDS, LONGEST_NAP_SECONDS, NAP_GROWTH, FIRST_NAP = 20e-6, 2e-3, 1.1, 0.25
 TURN_SECONDS = 50e-3  # after which Python may handle a signal
-STATUS_BYTES = 256  # at least those of any MPI
+FLAGS = 64  # integers: the flag that MPI sets, and more memory than the status of any MPI takes
 
 # Handles and addresses are of the type ``intp``.
 Address, Int = types.intp, types.intc
@@ -24,27 +28,43 @@ _get_status: Any = types.ExternalFunction("MPI_Request_get_status", Int(Address,
 _iprobe: Any = types.ExternalFunction("MPI_Iprobe", Int(Int, Int, Address, Address, Address))
 _usleep: Any = types.ExternalFunction("usleep", Int(types.uintc))
 
+Integers = npt.NDArray[np.int32]
+_is_ending: Integers = np.zeros(1, np.int32)
+_polling: set[int] = set()  # the threads that may call MPI without the GIL
+os.register_at_fork(after_in_child=_polling.clear)
+
+
+@atexit.register
+def _end() -> None:
+    """Wait until no other thread polls, now and later: MPI ends next, and compiled code needs no GIL."""
+    _is_ending[0] = 1
+    while _polling - {threading.get_ident()}:
+        time.sleep(SHORTEST_NAP_SECONDS)
+
 
 @compiled
 def _sleep(
-    request: int, comm: int, source: int, tag: int, flag: npt.NDArray[np.int32], address: int, nap: float
+    request: int, comm: int, source: int, tag: int, flags: Integers, ending: Integers, nap: float
 ) -> float:
     """Sleep for a turn, or until the request, if it is not 0, is complete or a message is there.
 
-    ``address``: of ``flag``, whose rest is memory for a status. Returns the seconds of the last nap.
+    Returns the seconds of the next nap.
     """
-    slept = 0.0
-    while slept < TURN_SECONDS:
+    slept, address = 0.0, flags.ctypes.data
+    while slept < TURN_SECONDS and not ending[0]:
         _usleep(np.uint32(1e6 * nap))
         slept += nap
         if request:
             error = _get_status(request, address, address + 8)
         else:
             error = _iprobe(source, tag, comm, address, address + 8)
-        if error or flag[0]:
+        if error or flags[0]:
             break
         nap = min(NAP_GROWTH * nap, LONGEST_NAP_SECONDS)
     return nap
+
+
+IS_COMPILED = hasattr(_sleep, "py_func")  # not with NUMBA_DISABLE_JIT
 
 
 class Sleeper:
@@ -57,16 +77,21 @@ class Sleeper:
             llvmlite.binding.add_symbol(poll.symbol, address)
         self._mpi, self._last_nap = mpi, 0.0
 
-    def sleep_until(self, test: Callable[[], bool], of: Any, source: int = 0) -> None:
-        """Sleep until ``test()``, which a poll precedes.
+    def sleep_until(self, test: Callable[[], bool], polled: Any, source: int = 0) -> None:
+        """Sleep until ``test()``, which is called after a poll that found something, and after each turn.
 
-        ``of``: a request that has to be complete, or a communicator on which ``source`` is to send a message.
+        ``polled``: a request that has to be complete, or a communicator on which ``source`` is to send.
         """
-        mpi, handle = self._mpi, self._handle(of)
-        about = (handle, 0) if isinstance(of, mpi.Request) else (0, handle)
-        nap, flag = max(SHORTEST_NAP_SECONDS, FIRST_NAP * self._last_nap), np.zeros(STATUS_BYTES, np.int32)
+        mpi, handle, thread = self._mpi, self._handle(polled), threading.get_ident()
+        about = (handle, 0) if isinstance(polled, mpi.Request) else (0, handle)
+        nap, flags = max(SHORTEST_NAP_SECONDS, FIRST_NAP * self._last_nap), np.zeros(FLAGS, np.int32)
+        is_main = thread == threading.main_thread().ident
         while True:
-            nap = _sleep(*about, source, mpi.ANY_TAG, flag, flag.ctypes.data, nap)
+            _polling.add(thread)
+            nap = _sleep(*about, source, mpi.ANY_TAG, flags, _is_ending, nap)
+            _polling.discard(thread)
+            if _is_ending[0] and not is_main:
+                threading.Event().wait()  # for the end of the process
             if test():
                 break
         self._last_nap = nap

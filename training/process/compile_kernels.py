@@ -16,6 +16,7 @@ from numba.core import event
 
 from commlib import CODECS, REDUCERS, SELECTORS, Communicator, Topology, make_reducer, select, transport
 from commlib.reducers import reducer_options
+from commlib.transport.polling import Sleeper
 from commlib.wire import VALUE_CODECS, make_codec
 from datacache import Arrays, Augmentation, CacheDirs, CentreCrop, DataCache, Order
 from datacache.augmentation import DTYPES
@@ -41,6 +42,9 @@ def compile_kernels() -> None:
     with tempfile.TemporaryDirectory(prefix="cloudtrain-") as folder:
         for channels in (1, 3):
             _read(channels, CacheDirs(Path(folder, f"disk{channels}"), Path(folder, f"memory{channels}")))
+    from mpi4py import MPI  # which initialises it
+
+    Sleeper(MPI).sleep_until(lambda: True, MPI.Request())
     Permutation(9, 1)[0]
     hashed(np.arange(3), 1)
     for dtype in (np.float32, np.float64, ml_dtypes.bfloat16):
