@@ -7,8 +7,8 @@ r"""PyTorch's DistributedDataParallel with our hook, and with its own hooks over
         --rate 0.2gbit
 
 A network of ten million weights learns scikit-learn's digits. Every subject begins with the same weights and
-sees the same batches. They take steps in turns; a step takes as long as on its slowest rank. Rank 0 prints a
-JSON object each, with its ``ratio`` to the first: DDP over Gloo as it comes, if none is left out. PyTorch's
+sees the same batches. They take turns, in another order in each step; a step takes as long as on its slowest
+rank. Rank 0 prints a JSON object each, with its ``ratio`` to the first: DDP over Gloo as it comes. PyTorch's
 PowerSGD has a single bucket: with several, its callbacks wait for each other in Gloo's two threads, for ever;
 two of our subjects have one, too. The models of all subjects are in memory at once, and nothing is printed
 before the last step; ``--subject`` leaves others out.
@@ -126,7 +126,8 @@ class Subject:
         last = np.mean([losses for _, losses in everywhere], axis=0)[-10:]
         hidden = self._hidden[WARM_UP_STEPS:]
         share = float(np.median(hidden)) if hidden else None
-        return Seconds.of(slowest.tolist()), {"loss": float(last.mean()), "hidden_share": share}
+        more = {"loss": float(last.mean()), "hidden_share": share, "torch": torch.__version__}
+        return Seconds.of(slowest.tolist()), more
 
 
 def main() -> None:
@@ -155,15 +156,14 @@ def main() -> None:
         for name, hook in chosen.items()
         if not given.subject or name in given.subject
     }
-    world = topology.world
+    world, order = topology.world, np.random.default_rng(3)
     for images, labels in islice(batches(world.rank, world.size, given.batch), WARM_UP_STEPS + given.steps):
-        for each in timed.values():
+        for name in order.permutation(list(timed)):
             world.barrier()
-            each.step(images, labels)
+            timed[name].step(images, labels)
     first: Record | None = None
     for name, each in timed.items():
         seconds, more = each.result(world)
-        more["torch"] = torch.__version__
         record = Record("torch_ddp", case, name, seconds, bytes=None, more=more)
         first = first or record
         if world.rank == 0:
