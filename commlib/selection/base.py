@@ -116,6 +116,18 @@ def write_indices(mask: np.uint64, first: int, indices: Index, filled: int) -> i
 
 
 @compiled
+def _take(
+    row: Bits, length: int, first: int, lowest: np.uint32, indices: Index, values: Bits, filled: int
+) -> int:
+    """Append the entries of the block at ``first`` that reach ``lowest``; return how many there are now."""
+    before = filled
+    filled = write_indices(mask_reaching(row, length, lowest), first, indices, filled)
+    for i in range(before, filled):
+        values[i] = row[indices[i] - first]
+    return filled
+
+
+@compiled
 def _compact(bits: Bits, maxima: Bits, lowest: np.uint32, enough: int, indices: Index, values: Bits) -> int:
     """Fill ``indices`` and ``values`` for ``reaching``, until less than a block is free."""
     filled = 0
@@ -123,20 +135,13 @@ def _compact(bits: Bits, maxima: Bits, lowest: np.uint32, enough: int, indices: 
     rows = bits[: whole * BLOCK].reshape(whole, BLOCK)
     for block in range(whole):
         if maxima[block] >= lowest:
-            before = filled
-            mask = mask_reaching(rows[block], BLOCK, lowest)
-            filled = write_indices(mask, block * BLOCK, indices, filled)
-            for i in range(before, filled):
-                values[i] = bits[indices[i]]
+            filled = _take(rows[block], BLOCK, block * BLOCK, lowest, indices, values, filled)
             if filled + BLOCK > len(indices):
                 return filled
             if filled >= enough:
                 lowest, enough = np.uint32(lowest + 1), len(bits) + 1
-    for i in range(whole * BLOCK, len(bits)):
-        if bits[i] & MAGNITUDE >= lowest:
-            indices[filled], values[filled] = i, bits[i]
-            filled += 1
-    return filled
+    rest = len(bits) - whole * BLOCK
+    return _take(bits[whole * BLOCK :], rest, whole * BLOCK, lowest, indices, values, filled)
 
 
 class BlockSelector(Selector):
@@ -171,10 +176,44 @@ class BlockSelector(Selector):
         """Select from a finite ``vector`` with these block maxima, ``1 <= k <= d``."""
 
 
-@compiled
+NEVER = np.uint32(0xFFFFFFFF)  # no magnitude reaches it
+
+
 def accumulate(gradient: Float32, residual: Float32, out: Float32, maxima: Bits) -> None:
     """Write ``gradient + residual`` to ``out``, all float32 of shape ``(d,)``, and fill its block maxima."""
-    whole = len(out) // BLOCK
+    _accumulate(gradient, residual, out, maxima, NEVER, 0, np.empty(0, np.int32), np.empty(0, np.uint32))
+
+
+def accumulate_reaching(
+    gradient: Float32,
+    residual: Float32,
+    out: Float32,
+    maxima: Bits,
+    lowest: np.uint32,
+    at_most: int,
+    enough: int,
+    allocate: Allocate,
+) -> SparseVector | None:
+    """Do what :func:`accumulate` and then :func:`reaching` do, while a block is in the processor's cache."""
+    size, most = len(out), min(at_most, len(out)) + BLOCK
+    indices, values = allocate("indices", most, index_dtype(size)), allocate("values", most, np.float32)
+    filled = _accumulate(gradient, residual, out, maxima, lowest, enough, indices, values.view(np.uint32))
+    return SparseVector.trusted(size, indices[:filled], values[:filled]) if filled <= at_most else None
+
+
+@compiled
+def _accumulate(
+    gradient: Float32,
+    residual: Float32,
+    out: Float32,
+    maxima: Bits,
+    lowest: np.uint32,
+    enough: int,
+    indices: Index,
+    values: Bits,
+) -> int:
+    """Fill ``out`` and ``maxima``, and ``indices`` and ``values`` as :func:`_compact` does."""
+    whole, filled = len(out) // BLOCK, 0
     end, shape = whole * BLOCK, (whole, BLOCK)
     gradients, residuals = gradient[:end].reshape(shape), residual[:end].reshape(shape)
     sums, bits = out[:end].reshape(shape), out[:end].view(np.uint32).reshape(shape)
@@ -185,6 +224,14 @@ def accumulate(gradient: Float32, residual: Float32, out: Float32, maxima: Bits)
         for i in range(BLOCK):
             largest = max(largest, bits[block, i] & MAGNITUDE)
         maxima[block] = largest
+        if largest >= lowest and filled + BLOCK <= len(indices):
+            filled = _take(bits[block], BLOCK, block * BLOCK, lowest, indices, values, filled)
+            if filled >= enough:
+                lowest, enough = np.uint32(lowest + 1), len(out) + 1
     if end < len(out):
         out[end:] = gradient[end:] + residual[end:]
-        maxima[whole] = (out[end:].view(np.uint32) & MAGNITUDE).max()
+        rest = out[end:].view(np.uint32)
+        maxima[whole] = (rest & MAGNITUDE).max()
+        if maxima[whole] >= lowest and filled + BLOCK <= len(indices):
+            filled = _take(rest, len(rest), end, lowest, indices, values, filled)
+    return filled

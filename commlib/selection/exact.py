@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from commlib.arrays import Allocate, compiled
 from commlib.entries import MAGNITUDE, Bits
-from commlib.selection.base import BLOCK, BlockSelector, reaching
+from commlib.selection.base import BLOCK, BlockSelector, accumulate_reaching, reaching
 from commlib.vectors import Float32, Index, SparseVector
 
 
@@ -30,6 +30,25 @@ class Exact(BlockSelector):
         super().__init__()
         self._latest: float | None = None  # the smallest magnitude that was selected
         self._ratio = FIRST_RATIO  # of the threshold that is tried first to the latest
+        self._found = list[SparseVector | None]()  # what reaches it in the sum that is selected from
+
+    def select_sum(self, gradient: Float32, residual: Float32, k: int, out: Float32) -> SparseVector:
+        k = min(k, len(out))
+        if self._latest is None or not k:
+            return super().select_sum(gradient, residual, k, out)
+        self.allocate = self._workspace.get
+        maxima = self.allocate("maxima", -(-len(out) // BLOCK), np.uint32)
+        at_most, guess = _most_candidates(k, len(maxima)), self._guess(self._latest)
+        found = accumulate_reaching(gradient, residual, out, maxima, guess, at_most, k, self.allocate)
+        self._found.append(found)
+        try:
+            return self._select_checked(out, maxima, k)
+        finally:
+            self._found.clear()
+
+    def _guess(self, latest: float) -> np.uint32:
+        """Return the bits of the threshold that is tried first."""
+        return np.float32(min(self._ratio * latest, LARGEST)).view(np.uint32)
 
     def select_by_blocks(self, vector: Float32, maxima: Bits, k: int) -> SparseVector:
         selected = self._near_the_latest(vector, maxima, k)
@@ -45,8 +64,11 @@ class Exact(BlockSelector):
         """
         if self._latest is None:
             return None
-        guess = np.float32(min(self._ratio * self._latest, LARGEST)).view(np.uint32)
-        candidates = reaching(vector, maxima, guess, _most_candidates(k, len(maxima)), k, self.allocate)
+        if self._found:
+            candidates = self._found.pop()
+        else:
+            guess, at_most = self._guess(self._latest), _most_candidates(k, len(maxima))
+            candidates = reaching(vector, maxima, guess, at_most, k, self.allocate)
         if candidates is None:
             self._ratio = min(RAISED * self._ratio, HIGHEST_RATIO)
         elif candidates.nnz < k:
