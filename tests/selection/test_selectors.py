@@ -159,8 +159,7 @@ def test_indices_are_sorted_and_unique_and_lead_to_the_values(name, family):
     assert selected.size == 4099
     assert selected.indices.dtype == np.int32
     assert (np.diff(selected.indices) > 0).all()
-    assert selected.indices[0] >= 0
-    assert selected.indices[-1] < 4099
+    assert 0 <= selected.indices[0] <= selected.indices[-1] < 4099
     assert selected.values.dtype == np.float32
     assert selected.values.tobytes() == vector[selected.indices].tobytes()  # the sign of zero, too
 
@@ -174,8 +173,7 @@ def test_indices_are_sorted_and_unique_and_lead_to_the_values(name, family):
     share=st.one_of(st.floats(0, 1.1), st.floats(0, 0.02)),
 )
 def test_the_largest_are_selected_ties_by_lowest_index(name, family, seed, size, share):
-    vector = draw(family, seed, size)
-    k = round(share * size)
+    vector, k = draw(family, seed, size), round(share * size)
     np.testing.assert_array_equal(select(name, vector, k).indices, CASES[name].indices(vector, k))
 
 
@@ -191,8 +189,10 @@ def test_the_largest_of_two_million_are_selected(name, family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_selecting_from_a_sum_is_adding_and_selecting_to_the_last_bit(name, family, k):
     gradient, residual = draw(family, 16, 4099), draw("gaussian", 17, 4099)
-    out = np.full(4099, np.nan, np.float32)
-    selected = make_selector(name).select_sum(gradient, residual, k, out)
+    selector, out = make_selector(name), np.full(4099, np.nan, np.float32)
+    if name in DEFINED:  # the second selection begins with a guess from the first
+        selector.select_sum(draw(family, 18, 4099), residual, k, out)
+    selected = selector.select_sum(gradient, residual, k, out)
     added = select(name, gradient + residual, k)
     assert out.tobytes() == (gradient + residual).tobytes()
     assert selected.indices.tobytes() == added.indices.tobytes()
