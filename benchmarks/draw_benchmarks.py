@@ -45,7 +45,7 @@ STEP_OF_MLP, MLP_TO_91 = "a step of an MLP of 10 M weights", "that MLP to 91 % t
 GPT = "a GPT of 0.9 M weights to the loss of dense after 3/4 of its steps"
 RING, BARE = ("horovod, ring", "Horovod, MPI's ring"), ("horovod", "Horovod out of the box")
 FASTEST, GLOO = "`{}`, the fastest dense one", ("ddp over gloo", "PyTorch's DDP over Gloo")
-ONE_BUCKET = "hitopk, gap+qsgd2, one bucket"  # as PyTorch's PowerSGD has
+ONE_BUCKET = "powersgd, one bucket"  # as PyTorch's PowerSGD has
 POWERSGD = ("ddp, PowerSGD hook of rank 4", "DDP with its PowerSGD hook")
 
 

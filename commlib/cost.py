@@ -219,7 +219,7 @@ class Group:
         """Return the seconds of ``ring`` for messages whose lengths only their senders know.
 
         ``message_bytes``: on average. ``longest``: bytes of the longest one, where they are not alike. A hop
-        passes on a message as a whole or, if it is long, in pieces.
+        passes on a message as a whole or, if it is long, in pieces, also on links without a ``gap``.
         """
         hops, most = self.size - 1, max(message_bytes, longest)
         is_cut = self.nodes > 1 and most >= 2 * EAGER_BYTES // PIECES
@@ -229,8 +229,9 @@ class Group:
             return alike
         link, sharing = self.slowest, self.sharing if self.nodes > 1 else 1
         slow = hops if link.gap is None or self.nodes == 1 else min(hops, self.nodes)
+        sent = max(link.seconds(sharing * longest), link.alpha + longest / piece * (link.gap or 0.0))
         rest = (slow - 1) * link.seconds(piece) + (hops - slow) * self.network.intra.seconds(piece)
-        return max(alike, link.seconds(sharing * longest) + rest)
+        return max(alike, sent + rest)
 
     def round(self, distance: int, message_bytes: float) -> float:
         """Return the seconds in which each sends to the rank ``distance`` beyond, through its node's card."""

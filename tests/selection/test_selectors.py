@@ -190,20 +190,20 @@ def test_the_largest_of_two_million_are_selected(name, family):
 def test_selecting_from_a_sum_is_adding_and_selecting_to_the_last_bit(name, family, k):
     gradient, residual = draw(family, 16, 4099), draw("gaussian", 17, 4099)
     selector, out = make_selector(name), np.full(4099, np.nan, np.float32)
-    if name == "exact":  # the second selection begins with a guess from the first
+    if name in ("exact", "mstopk"):  # the second selection begins with a guess from the first
         selector.select_sum(draw(family, 18, 4099), residual, k, out)
     selected = selector.select_sum(gradient, residual, k, out)
     added = select(name, gradient + residual, k)
     assert out.tobytes() == (gradient + residual).tobytes()
-    assert selected.indices.tobytes() == added.indices.tobytes()
-    assert selected.values.tobytes() == added.values.tobytes()
+    assert [*selected.indices] == [*added.indices] and selected.values.tobytes() == added.values.tobytes()
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_sum_of_any_size_is_selected_from(name, size):
     gradient, residual = np.arange(size, dtype=np.float32), np.full(size, -1000.5, np.float32)
-    out = np.empty(size, np.float32)
-    selected = make_selector(name).select_sum(gradient, residual, size, out)
+    out, selector = np.empty(size, np.float32), make_selector(name)
+    for _ in range(2):  # the second time by a guess
+        selected = selector.select_sum(gradient, residual, size, out)
     np.testing.assert_array_equal(out, gradient - np.float32(1000.5))
     np.testing.assert_array_equal(selected.values, out[selected.indices])
 
