@@ -35,8 +35,11 @@ os.register_at_fork(after_in_child=_polling.clear)
 
 
 @atexit.register
-def _end() -> None:
-    """Wait until no other thread polls, now and later: MPI ends next, and compiled code needs no GIL."""
+def end() -> None:
+    """Stop the polls of other threads, and wait until none is under way: MPI is to be finalized.
+
+    Compiled code would go on without the GIL. The threads wait for the end of the process.
+    """
     _is_ending[0] = 1
     while _polling - {threading.get_ident()}:
         time.sleep(SHORTEST_NAP_SECONDS)
@@ -51,9 +54,11 @@ def _sleep(
     Returns the seconds of the next nap.
     """
     slept, address = 0.0, flags.ctypes.data
-    while slept < TURN_SECONDS and not ending[0]:
+    while slept < TURN_SECONDS:
         _usleep(np.uint32(1e6 * nap))
         slept += nap
+        if ending[0]:
+            break
         if request:
             error = _get_status(request, address, address + 8)
         else:
@@ -88,8 +93,10 @@ class Sleeper:
         is_main = thread == threading.main_thread().ident
         while True:
             _polling.add(thread)
-            nap = _sleep(*about, source, mpi.ANY_TAG, flags, _is_ending, nap)
-            _polling.discard(thread)
+            try:
+                nap = _sleep(*about, source, mpi.ANY_TAG, flags, _is_ending, nap)
+            finally:
+                _polling.discard(thread)
             if _is_ending[0] and not is_main:
                 threading.Event().wait()  # for the end of the process
             if test():

@@ -33,6 +33,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from commlib.errors import ConcurrentUse, InvalidArgument
+from commlib.transport import polling
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -166,6 +167,7 @@ class Watch:
                 time.sleep(POLL_SECONDS)
         except KeyboardInterrupt as error:
             self.fail(error, lambda: None)
+        polling.end()  # before Horovod finalizes MPI, if it has initialized it
         self._is_over.set()
         if self._thread.ident is not None:
             self._thread.join()
