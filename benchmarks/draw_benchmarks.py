@@ -45,7 +45,7 @@ STEP_OF_MLP, MLP_TO_91 = "a step of an MLP of 10 M weights", "that MLP to 91 % t
 GPT = "a GPT of 0.9 M weights to the loss of dense after 3/4 of its steps"
 RING, BARE = ("horovod, ring", "Horovod, MPI's ring"), ("horovod", "Horovod out of the box")
 FASTEST, GLOO = "`{}`, the fastest dense one", ("ddp over gloo", "PyTorch's DDP over Gloo")
-ONE_BUCKET = "powersgd, one bucket"  # as PyTorch's PowerSGD has
+OUR_POWERSGD = "powersgd, one bucket"  # one bucket, as PyTorch's has
 POWERSGD = ("ddp, PowerSGD hook of rank 4", "DDP with its PowerSGD hook")
 
 
@@ -256,7 +256,7 @@ CLAIMS = (
     Claim(STEP_OF_MLP, "race-all", STEP, "hitopk", None),
     Claim(STEP_OF_MLP, "race-all", STEP, "hitopk", BARE),
     Claim("a step in PyTorch, 10 M weights", "torch-ddp", {"network": "wide"}, "hitopk, gap+fp16", GLOO),
-    Claim("a step in PyTorch, 10 M weights", "torch-ddp", {"network": "wide"}, ONE_BUCKET, POWERSGD),
+    Claim("a step in PyTorch, 10 M weights", "torch-ddp", {"network": "wide"}, OUR_POWERSGD, POWERSGD),
 )
 
 

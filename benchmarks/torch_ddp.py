@@ -8,7 +8,7 @@ r"""PyTorch's DistributedDataParallel with our hook, and with its own hooks over
 
 A network of ten million weights learns scikit-learn's digits. Every subject begins with the same weights and
 sees the same batches. They take turns, in another order in each step; a step takes as long as on its slowest
-rank. Rank 0 prints a JSON object each, with its ``ratio`` to the first, of all: DDP over Gloo. PyTorch's
+rank. Rank 0 prints a JSON object each, with its ``ratio`` to the first, of all DDP over Gloo. PyTorch's
 PowerSGD has a single bucket: with several, its callbacks wait for each other in Gloo's two threads, for ever;
 two of our subjects have one, too. The models of all subjects are in memory at once, and nothing is printed
 before the last step; ``--subject`` leaves others out.
