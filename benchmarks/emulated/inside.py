@@ -1,7 +1,4 @@
-"""What runs inside the namespaces: the switch, and below it the nodes.
-
-usage: inside.py STATE switch|nodeN
-"""
+"""What runs inside the namespaces, the switch and below it the nodes: ``inside.py STATE switch|nodeN``."""
 
 import fcntl
 import heapq
@@ -121,6 +118,7 @@ def connect(name: str, settings: dict[str, Any], switch_network: str) -> None:
     call("ip", "link", "set", "lo", "up")
     # TCP tries each second after a link was cut, as docs/cluster.md has it; up to four minutes.
     tcp = Path("/proc/sys/net/ipv4")
+    (tcp / "tcp_congestion_control").write_text("reno")  # BBR, of some machines, pauses each ten seconds
     if (tcp / "tcp_rto_max_ms").exists():  # from Linux 6.15 on
         (tcp / "tcp_rto_max_ms").write_text("1000")
         (tcp / "tcp_retries2").write_text("255")
