@@ -113,6 +113,7 @@ class BucketExchange(Exchange):
         self._means = MeanBuffers(self.size, topology.world.arrays)
         self._mean: Any = None  # the array for the mean of the step that is under way
         self._submitted: dict[int, Any] = {}  # gradients of the step that is under way, by bucket
+        self._takers: dict[int, Callable[[Float32], None]] = {}  # of the means of buckets, in this step
         self._given: list[int] | None = None  # its buckets in order, where ``submit_part`` began it
         self._samples: Sequence[int] | None = None  # of these buckets, the other way round
         self._results: dict[int, tuple[Any, Report]] = {}  # of the latest step that is over
@@ -121,13 +122,24 @@ class BucketExchange(Exchange):
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._is_closed = self._is_over = False
-        self._busy_seconds = 0.0
+        self._busy_seconds = self._over_at = 0.0
 
     # ------------------------------------------------------------------------------------ a step
 
-    def submit(self, bucket: int, gradient: npt.ArrayLike | SparseVector) -> None:
-        """See :meth:`Exchange.submit`. Raises ``InvalidArgument`` for a bucket that was submitted already."""
+    def submit(
+        self,
+        bucket: int,
+        gradient: npt.ArrayLike | SparseVector,
+        take: Callable[[Float32], None] | None = None,
+    ) -> None:
+        """See :meth:`Exchange.submit`. Raises ``InvalidArgument`` for a bucket that was submitted already.
+
+        ``take`` is called with the mean of a dense bucket as soon as that is made, by the thread that
+        exchanges, before it is known whether the step counts; where the exchange fails, with the gradient.
+        """
         with self._changed:
+            if self._error is not None:
+                raise self._error
             if self._is_closed:
                 raise UseAfterClose("the exchange was closed")
             if bucket in self._submitted or not 0 <= bucket < len(self.sizes):
@@ -136,6 +148,8 @@ class BucketExchange(Exchange):
             if not self._submitted:
                 self._mean, self._is_over = self._means.array(), False
             self._submitted[bucket] = gradient
+            if take is not None:
+                self._takers[bucket] = take
             if self.overlaps and self._thread is None:
                 self._thread = self._world.start_thread(self._run)
             self._changed.notify_all()
@@ -158,23 +172,26 @@ class BucketExchange(Exchange):
         for number in self._given:
             self.submit(number, inside[number])
 
-    def wait(self) -> tuple[Float32, Report]:
-        """See :meth:`Exchange.wait`; the means of tables are made dense."""
-        mean, entries, report = self.wait_sparse()
+    def wait(self, since: float | None = None) -> tuple[Float32, Report]:
+        """See :meth:`Exchange.wait`; the means of tables are made dense.
+
+        ``since``: when the caller began to wait, by the clock of the transport; now by default.
+        """
+        mean, entries, report = self.wait_sparse(since)
         for number, vector in entries.items():
             part = mean[self.slices[number]]
             clear(part)
             vector.write_to(part)
         return mean, report
 
-    def wait_sparse(self) -> tuple[Float32, dict[int, SparseVector], Report]:
+    def wait_sparse(self, since: float | None = None) -> tuple[Float32, dict[int, SparseVector], Report]:
         """Wait as ``wait`` does, but return the means of buckets that were given as entries apart.
 
         Their parts of the dense mean are undefined.
         """
         waited = 0.0
         if self.overlaps:
-            waited = self._wait_for_thread()
+            waited = self._wait_for_thread(since)
         else:
             with self.guard():
                 self._exchange_step()
@@ -209,6 +226,8 @@ class BucketExchange(Exchange):
                 gradient *= factor
             out = None if isinstance(gradient, SparseVector) else self._mean[self.slices[number]]
             results[number] = self.reducers[number].propose(gradient, out)
+            if number in self._takers:
+                self._takers.pop(number)(results[number][0])
             end = self._world.now()
             busy += end - start
             if self._recorder is not None:
@@ -254,24 +273,26 @@ class BucketExchange(Exchange):
                     if not self._exchange_step():
                         return
                 with self._changed:
-                    self._is_over = True
+                    self._is_over, self._over_at = True, self._world.now()
                     self._changed.notify_all()
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
+        finally:
+            for bucket, take in self._takers.items():  # so that nobody waits for a step that has failed
+                take(self._submitted[bucket])
 
-    def _wait_for_thread(self) -> float:
+    def _wait_for_thread(self, since: float | None) -> float:
         """Wait until the step is over; return the seconds that took. Raises what the thread has raised."""
-        start = self._world.now()
+        start = self._world.now() if since is None else since
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or self._error is not None or self._is_closed)
-        waited = self._world.now() - start
         if self._error is not None:
             raise self._error
         if not self._is_over:
             raise UseAfterClose("the exchange was closed before the step was over")
-        return waited
+        return max(0.0, self._over_at - start)
 
     def _record_next(self) -> bool:
         """Record the bucket that rank 0 receives next as the next in order; false when it was closed."""

@@ -1,13 +1,14 @@
 """The communication hook of DistributedDataParallel: from its buckets to those of an exchange, and back.
 
 DDP gives a bucket to the hook when its gradients are computed, in the same order on all ranks. At the end of
-backpropagation it waits for the futures that the hook returned. Whether a step counts is known when all
-buckets are exchanged: then all futures are completed.
+backpropagation it waits for the futures that the hook returned, and copies one mean while others are
+exchanged. Whether a step counts is known when all buckets are exchanged: gradients are then made NaN if not.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -45,6 +46,10 @@ class _Bucket:
         """The gradient in float32; where it is float32, this is the memory of DDP."""
         gradient: Float32 = self.buffer.detach().float().numpy()
         return gradient
+
+    def complete(self, mean: Float32) -> None:
+        """Give DDP the mean."""
+        self.future.set_result(torch.from_numpy(mean).to(self.buffer.dtype))
 
 
 def register(
@@ -201,12 +206,13 @@ class DistributedGradients(Closing):
             raise InvalidArgument(
                 f"ddp: expected the buckets of the step before, got another with {names[0]}"
             )
-        self.exchange.submit(number, taken.gradient)
+        is_early = self.exchange.overlaps
+        self.exchange.submit(number, taken.gradient, taken.complete if is_early else None)
         if bucket.is_last():
             try:  # DDP adds its own end of the step behind this one
-                torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+                _at_the_end(self._wait if is_early else self._give)
             except RuntimeError:  # for a rank in ``ddp.join()``, there is no backpropagation
-                self._finish()
+                self._finish() if is_early else self._give()
         return taken.future
 
     def _exchange_collected(self) -> None:
@@ -224,20 +230,34 @@ class DistributedGradients(Closing):
             gradients |= zip(each.names, np.split(each.gradient, self._ends(each.names)[:-1]), strict=True)
         for number, names in enumerate(self._layout):
             self.exchange.submit(number, np.concatenate([gradients[name] for name in names]))
-        self._finish()
+        self._give()
 
-    def _finish(self) -> None:
+    def _give(self) -> None:
         """Wait for the means of all buckets, and give them to DDP."""
         assert self.exchange is not None
-        buckets, self._buckets = self._buckets, []
-        self._computed.clear()
-        mean, self.report = self.exchange.wait()
+        buckets, mean = self._buckets, self._finish()
         if [each.names for each in buckets] == self._layout:
             parts = [mean[own] for own in self.exchange.slices]
         else:
             parts = [np.concatenate([mean[self._places[name]] for name in each.names]) for each in buckets]
         for each, part in zip(buckets, parts, strict=True):
-            each.future.set_result(torch.from_numpy(part).to(each.buffer.dtype))
+            each.complete(part)
+
+    def _wait(self) -> None:
+        """Finish the step behind DDP's end of it, which waits for the means and copies them."""
+        _at_the_end(partial(self._finish, self.topology.world.now()))
+
+    def _finish(self, since: float | None = None) -> Float32:
+        """Return the mean of the step. ``since``: when DDP, which has copied it, began to wait."""
+        assert self.exchange is not None
+        self._buckets = []
+        self._computed.clear()
+        mean, self.report = self.exchange.wait(since)
+        if since is not None and not self.report.finite:
+            for parameter in self._parameters.values():
+                if parameter.grad is not None:
+                    parameter.grad.fill_(torch.nan)
+        return mean
 
     def _make_exchange(self, layout: Layout) -> None:
         """Make the reducers of these buckets; the residuals of the reducers before them follow."""
@@ -280,6 +300,11 @@ class DistributedGradients(Closing):
                 f"{', '.join(absent)}: expected one that does on all ranks, or "
                 "DistributedDataParallel(find_unused_parameters=True)"
             )
+
+
+def _at_the_end(call: Callable[[], Any]) -> None:
+    """Call it at the end of the backpropagation that is under way, after what is to be called by now."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 def _parameters(ddp: DistributedDataParallel) -> dict[str, torch.Tensor]:

@@ -72,6 +72,23 @@ def test_buckets_that_overlap_give_the_same_bits(topology):
     assert all(torch.equal(weights[0], other) for other in everywhere(topology, weights[0]))
 
 
+def test_ddp_has_the_other_means_while_the_last_bucket_is_exchanged(topology):
+    ddp, done = in_ddp(), []
+    with register(ddp, topology, SPARSE) as gradients:
+        train(ddp, topology.world.rank, 4)
+        last = gradients.exchange.reducers[-1]
+        propose = last.propose
+
+        def propose_last(*given):
+            done.extend(bucket.future.done() for bucket in gradients._buckets)
+            return propose(*given)
+
+        last.propose = propose_last
+        backward(ddp, batches(topology.world.rank, 1)[0])
+        others = len(gradients.exchange.sizes) - 1
+        assert others and done == [gradients.exchange.overlaps] * others + [False]
+
+
 def test_accumulated_gradients_are_exchanged_once(topology):
     batch, more = batches(topology.world.rank, 2)
     ddp = in_ddp()
