@@ -15,12 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from datacache.batches import Array, BatchSpec, Collation, Pools
+from datacache.batches import Arrays, BatchSpec, Collation, Pools
 from datacache.order import GOLDEN, Flags, Ids, compiled, folded, key_of, mixed
 
 Bytes = npt.NDArray[np.uint8]
 Boxes = npt.NDArray[np.float64]
 Float32 = npt.NDArray[np.float32]
+Interval = tuple[float, float]
 DTYPES = ("uint8", "float16", "float32")
 LARGEST_LEVEL = 255
 TRIES = 10
@@ -67,9 +68,7 @@ class Crop(Collation):
         and bottom, float64, in pixels from the image's upper left corner.
         """
 
-    def arrays(
-        self, samples: Sequence[Bytes], labels: npt.NDArray[np.int64], spec: BatchSpec, pools: Pools
-    ) -> tuple[Array, ...]:
+    def arrays(self, samples: Sequence[Bytes], labels: Ids, spec: BatchSpec, pools: Pools) -> Arrays:
         """Return inputs ``(samples, input_size, input_size, channels)``, and their labels.
 
         The input of a sample depends on its image and id, the epoch and the seed, not on the other samples.
@@ -118,8 +117,8 @@ class Augmentation(Crop):
     ([[0.5, 0.0, 5.5, 5.0]], [False])
     """
 
-    area: tuple[float, float] = (0.08, 1.0)
-    aspect: tuple[float, float] = (3 / 4, 4 / 3)
+    area: Interval = (0.08, 1.0)
+    aspect: Interval = (3 / 4, 4 / 3)
     mirror: bool = True
 
     def __post_init__(self) -> None:
@@ -168,13 +167,7 @@ class CentreCrop(Crop):
 
 @compiled
 def _draw_boxes(
-    shapes: Ids,
-    ids: Ids,
-    key: np.uint64,
-    area: tuple[float, float],
-    aspect: tuple[float, float],
-    boxes: Boxes,
-    mirrored: Flags,
+    shapes: Ids, ids: Ids, key: np.uint64, area: Interval, aspect: Interval, boxes: Boxes, mirrored: Flags
 ) -> None:
     for i in range(len(ids)):
         key_of_sample = folded(key, np.uint64(ids[i]))
@@ -189,7 +182,7 @@ def _draw_boxes(
 
 @compiled
 def _drawn_size(
-    width: int, height: int, key: np.uint64, area: tuple[float, float], aspect: tuple[float, float]
+    width: int, height: int, key: np.uint64, area: Interval, aspect: Interval
 ) -> tuple[float, float, bool]:
     """Return a box's width and height in pixels, and whether a random one fitted the image."""
     lowest, highest = math.log(aspect[0]), math.log(aspect[1])
@@ -219,7 +212,7 @@ def _resample(
     mirrored: Flags,
     mean: Float32,
     scale: Float32,
-    out: npt.NDArray[np.uint8],
+    out: Bytes,
 ) -> None:
     """Write the rows of each image's input to ``out``; no bounds are checked.
 

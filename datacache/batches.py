@@ -22,6 +22,8 @@ from datacache.order import Flags, Ids
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Array = npt.NDArray[Any]
+Arrays = tuple[Array, ...]
+Sample = npt.NDArray[np.uint8]
 ALIGNMENT = 64  # bytes: TensorFlow uses such arrays without a copy
 
 
@@ -54,29 +56,20 @@ class Pools:
         try:
             memory = free.pop()
         except IndexError:
-            memory = _aligned(math.prod(shape) * np.dtype(dtype).itemsize)
+            size = math.prod(shape) * np.dtype(dtype).itemsize
+            unaligned = np.empty(size + ALIGNMENT, np.uint8)
+            start = -unaligned.ctypes.data % ALIGNMENT
+            memory = unaligned[start : start + size].data
         array = np.frombuffer(memory, dtype)  # the base of all views: it lives as long as any of them
         weakref.finalize(array, free.append, memory)
         return array.reshape(shape)
-
-
-def _aligned(size: int) -> memoryview:
-    unaligned = np.empty(size + ALIGNMENT, np.uint8)
-    start = -unaligned.ctypes.data % ALIGNMENT
-    return unaligned[start : start + size].data
 
 
 class Collation(ABC):
     """Makes the arrays of a batch of its samples."""
 
     @abstractmethod
-    def arrays(
-        self,
-        samples: Sequence[npt.NDArray[np.uint8]],
-        labels: npt.NDArray[np.int64],
-        spec: BatchSpec,
-        pools: Pools,
-    ) -> tuple[Array, ...]:
+    def arrays(self, samples: Sequence[Sample], labels: Ids, spec: BatchSpec, pools: Pools) -> Arrays:
         """Return the arrays of a batch, each with one row per example that the network sees.
 
         ``samples`` and ``labels``: in the order of ``spec.ids``; samples are as the preprocessing made them,
@@ -92,7 +85,7 @@ class Batch:
     ``counts``: which samples count; the others only pad the batch.
     """
 
-    arrays: tuple[Array, ...]
+    arrays: Arrays
     ids: Ids
     counts: Flags
 

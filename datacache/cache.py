@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from datacache.augmentation import Crop
-from datacache.batches import Batch, BatchSpec, Collation, Pools, Result, prefetch
-from datacache.levels import CacheDirs, Counts, Levels, Sample
+from datacache.batches import Batch, BatchSpec, Collation, Pools, Result, Sample, prefetch
+from datacache.levels import CacheDirs, Counts, Levels
 from datacache.manifest import Manifest
 from datacache.order import BatchOrder, Ids, Order, check_at_least
 from datacache.preprocessing import Preprocessing
@@ -29,6 +29,7 @@ from datacache.store.records import pack, unpack
 if TYPE_CHECKING:
     import tensorflow as tf
 
+ReadSamples = Callable[[Ids], list[Sample]]
 PICTURE_CHANNELS = 3
 FILL_SAMPLES = 128  # of one read
 ROUND_SAMPLES = 256  # that a rank requests at once, which bounds the memory of messages
@@ -183,9 +184,7 @@ def _concatenate(parts: Iterable[Ids]) -> Ids:
     return np.concatenate([np.empty(0, np.int64), *parts])
 
 
-def fetch_remote_samples(
-    comm: Comm, wanted: Ids, holders: Ids, read: Callable[[Ids], list[Sample]]
-) -> dict[int, Sample]:
+def fetch_remote_samples(comm: Comm, wanted: Ids, holders: Ids, read: ReadSamples) -> dict[int, Sample]:
     """Return the samples ``wanted``, by id; ``holders``: for each the rank it is requested from.
 
     ``read(ids)`` returns the samples that other ranks request from this one. All ranks call it together.
@@ -198,9 +197,7 @@ def fetch_remote_samples(
     return samples
 
 
-def _one_round(
-    comm: Comm, wanted: Ids, holders: Ids, read: Callable[[Ids], list[Sample]]
-) -> dict[int, Sample]:
+def _one_round(comm: Comm, wanted: Ids, holders: Ids, read: ReadSamples) -> dict[int, Sample]:
     requests = [wanted[holders == rank] for rank in range(comm.size)]
     counts = comm.alltoall_ints([len(ids) for ids in requests])
     asked = [np.empty(count, np.int64) for count in counts.tolist()]

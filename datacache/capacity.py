@@ -93,9 +93,7 @@ def readable(number: int) -> str:
 def existing(path: Path) -> Path:
     """Return the path, or the nearest folder above it that exists."""
     path = path.absolute()
-    while not path.exists():
-        path = path.parent
-    return path
+    return next(each for each in (path, *path.parents) if each.exists())
 
 
 def _filesystem_limit(path: Path) -> Limit:

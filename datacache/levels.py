@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_128_hexdigest
 
+from datacache.batches import Sample
 from datacache.capacity import existing
 from datacache.errors import BadSample, CacheFull
 from datacache.escaping import escaped
@@ -23,7 +24,6 @@ from datacache.store.folders import add_read_counts
 from datacache.store.record_store import Misses, RecordCallback, RecordStore
 from datacache.store.records import pack, seed_of, unpack
 
-Sample = npt.NDArray[np.uint8]
 STAND_INS = 32  # samples of a label that are tried in place of one that cannot be decoded
 
 
@@ -88,8 +88,7 @@ class Level:
     ) -> None:
         self._dirs = dirs
         self.store: RecordStore | None = None
-        self.seed = seed_of(fingerprint)
-        """Of the checksums of its records."""
+        self.seed = seed_of(fingerprint)  # of the checksums of its records
         self._requested = self._found = 0
         self._counting = threading.Lock()
         if folder is None or len(part) == 0:
@@ -157,8 +156,7 @@ class Levels:
         dirs: CacheDirs,
     ) -> None:
         self.counts = Counts()
-        self.remote: dict[int, Sample] = {}
-        """The samples of other nodes, by id, that are held for an epoch."""
+        self.remote: dict[int, Sample] = {}  # the samples of other nodes, by id, held for an epoch
         self._counting = threading.Lock()
         self._source, self._manifest, self._preprocessing = source, manifest, preprocessing
         encoded = xxh3_128_hexdigest(manifest.fingerprint.encode() + part.astype("<i8").tobytes())
@@ -230,9 +228,7 @@ class Levels:
 
     def fill(self, ids: Ids) -> int:
         """Store these samples in the levels in use; return how many were read."""
-        if self.memory.store is None:
-            return len(self.payloads(ids))
-        return len(self.read(ids))
+        return len(self.payloads(ids) if self.memory.store is None else self.read(ids))
 
     def close(self) -> None:
         """Release both stores."""
@@ -244,10 +240,9 @@ class Levels:
         prepared = []
         for number, payload in zip(ids.tolist(), self.payloads(ids), strict=True):
             try:
-                sample, stand_in = self._decoded(payload), []
+                sample, stand_in = self._decoded(payload), list[int]()
             except BadSample as error:
-                sample, other = self._stand_in(number, error)
-                stand_in = [other]
+                sample, stand_in = self._stand_in(number, error)
             pixels, shape = np.ascontiguousarray(sample).data, (*sample.shape, *stand_in)
             prepared.append((sample, pack(number, pixels, shape, seed=self.memory.seed)))
         return prepared
@@ -255,8 +250,8 @@ class Levels:
     def _decoded(self, payload: bytes) -> Sample:
         return self._preprocessing.apply(payload, self._manifest.shape or ())
 
-    def _stand_in(self, number: int, reason: BadSample) -> tuple[Sample, int]:
-        """Return the next sample of the same label, in the order of ids, that can be decoded."""
+    def _stand_in(self, number: int, reason: BadSample) -> tuple[Sample, list[int]]:
+        """Return the next sample of the same label, in the order of ids, that can be decoded, and its id."""
         labels = self._manifest.labels
         alike = np.flatnonzero(labels == labels[number])
         others = np.roll(alike, -1 - int(np.searchsorted(alike, number)))[:-1]
@@ -266,7 +261,7 @@ class Levels:
             except BadSample:
                 continue
             self._note_stand_in(number, other)
-            return sample, other
+            return sample, [other]
         name = self._manifest.files[int(self._manifest.file[number])]
         raise BadSample(f"sample {number} ({name}): {reason}; nor can others of label {labels[number]}")
 

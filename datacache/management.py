@@ -1,7 +1,7 @@
 """The folders of a cache: listed, verified, and removed when no process uses them."""
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +11,7 @@ from typing import Any
 from datacache.errors import Damaged
 from datacache.store import folders
 from datacache.store.files import check_folder
-from datacache.store.record_files import LOG, RECORDS, Log, RecordFile, SealedStore
+from datacache.store.record_files import LOG, RECORDS, RecordFile, SealedStore, read_log
 from datacache.store.records import seed_of, unpack
 
 
@@ -80,9 +80,14 @@ def verify(folder: CacheFolder) -> Verdict:
     """Read all records of a folder, complete or not, and verify every checksum."""
     if folder.state == "unusable":
         return Verdict(folder, unreadable="damaged or of another format: filled again at the next start")
-    seed = seed_of(folder.path.name.removeprefix(folders.PREFIX))
+    path, seed = folder.path, seed_of(folder.path.name.removeprefix(folders.PREFIX))
     try:
-        records = list(_records(folder.path, seed))
+        if (path / folders.COMPLETE).exists():
+            sealed = SealedStore(path, seed)
+            records = [partial(sealed.record, row) for row in range(len(sealed))]
+        else:
+            file, entries = RecordFile(path / RECORDS), read_log(RecordFile(path / LOG), seed).tolist()
+            records = [partial(file.read, start, size) for _, start, size, _ in entries]
     except (Damaged, OSError) as error:
         return Verdict(folder, unreadable=str(error))
     damaged = 0
@@ -92,17 +97,6 @@ def verify(folder: CacheFolder) -> Verdict:
         except Damaged:
             damaged += 1
     return Verdict(folder, len(records), damaged)
-
-
-def _records(path: Path, seed: int) -> Iterator[Callable[[], memoryview]]:
-    """Yield a function for each record that reads it."""
-    if (path / folders.COMPLETE).exists():
-        sealed = SealedStore(path, seed)
-        yield from (partial(sealed.record, row) for row in range(len(sealed)))
-        return
-    file = RecordFile(path / RECORDS)
-    for entry in Log(path / LOG, seed).entries():
-        yield partial(file.read, int(entry["start"]), int(entry["bytes"]))
 
 
 def collect_garbage(folder: CacheFolder, *, everything: bool = False) -> bool:

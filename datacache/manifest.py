@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from datacache.order import Ids, Permutation
+from datacache.order import Permutation
 from datacache.store.files import read_file, write_atomic
 
 FORMAT = 1
@@ -66,8 +66,6 @@ class Texts(Sequence[str]):
         if not isinstance(other, Texts):
             return NotImplemented
         return self.buffer == other.buffer and np.array_equal(self.ends, other.ends)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,13 +206,7 @@ class Split:
 
         Raises ``ValueError`` if a class had no training samples left, or no class had a validation sample.
         """
-        held_out = self._held_out(manifest.labels, manifest.classes)
-        chosen = held_out if self.part == "validation" else ~held_out
-        columns = {name: getattr(manifest, name)[chosen] for name in ("file", "start", "sizes", "labels")}
-        more = {name: column[chosen] for name, column in manifest.more.items()}
-        return replace(manifest, **columns, more=more)
-
-    def _held_out(self, labels: Ids, classes: Sequence[str]) -> npt.NDArray[np.bool_]:
+        labels, classes = manifest.labels, manifest.classes
         held_out = np.zeros(len(labels), bool)
         for label in np.unique(labels).tolist():
             ids = np.flatnonzero(labels == label)
@@ -231,7 +223,10 @@ class Split:
                 f"validation_share: expected one that gives a class a sample, got {self.share} "
                 f"of {len(labels)} samples"
             )
-        return held_out
+        chosen = held_out if self.part == "validation" else ~held_out
+        columns = {name: getattr(manifest, name)[chosen] for name in ("file", "start", "sizes", "labels")}
+        more = {name: column[chosen] for name, column in manifest.more.items()}
+        return replace(manifest, **columns, more=more)
 
 
 _REMEDY = "delete it, and it is built again"

@@ -23,6 +23,9 @@ from datacache.escaping import without_secrets
 ProgressCallback = Callable[[int, int], None]
 """``report(done, total)``; called by one thread at a time, not always the same one."""
 
+StorageOptions = Mapping[str, Any] | None
+"""The keywords of a :class:`Storage`, as sources take them."""
+
 LONGEST_WAIT_SECONDS = 10.0
 DEEPEST_FOLDER = 32
 LISTING_PATIENCE = 20  # times the timeout: listing a folder may take many requests, or a stat of each entry
@@ -250,23 +253,19 @@ class Storage:
 
         def check(data: bytes) -> None:
             if len(data) != wanted.length:
-                self._check_size(wanted, len(data))
+                self._filesystem.invalidate_cache(self._full(wanted.path))
+                size = self.file(wanted.path).size
+                if size < wanted.stop or (wanted.whole and size == len(data)):  # no retry helps then
+                    expected = f"{wanted.stop}" if wanted.whole else f"at least {wanted.stop}"
+                    raise SourceChanged(
+                        f"{self.url}/{wanted.path}: has {size} bytes, {expected} expected: "
+                        "it changed after its manifest was made"
+                    )
                 raise OSError(f"expected {wanted.length} bytes, got {len(data)}")
 
         limits = {} if wanted.whole else {"start": wanted.start, "end": wanted.stop}
         data: bytes = self._request("cat_file", self._full(wanted.path), check, **limits)
         return data
-
-    def _check_size(self, wanted: Range, got: int) -> None:
-        """Raise ``SourceChanged`` if the file does not have the requested bytes: no retry helps then."""
-        self._filesystem.invalidate_cache(self._full(wanted.path))
-        size = self.file(wanted.path).size
-        if size < wanted.stop or (wanted.whole and size == got):
-            expected = f"{wanted.stop}" if wanted.whole else f"at least {wanted.stop}"
-            raise SourceChanged(
-                f"{self.url}/{wanted.path}: has {size} bytes, {expected} expected: "
-                "it changed after its manifest was made"
-            )
 
     def _level(self, folders: list[str]) -> Listing:
         """Return the contents of several folders; the kind of every entry is known."""
@@ -320,7 +319,6 @@ class Storage:
         self, method: str, path: str, check: Callable[[Any], None] | None = None, **arguments: Any
     ) -> Any:
         """Return the result of a method of the filesystem that ``check`` accepts, with retries."""
-        error: Exception | None = None
         for attempt in range(1, self._attempts + 1):
             try:
                 answer = self._request_once(method, path, arguments)
@@ -339,7 +337,6 @@ class Storage:
             if attempt < self._attempts:
                 wait = min(self._first_wait_seconds * 2.0 ** (attempt - 1), LONGEST_WAIT_SECONDS)
                 time.sleep(wait * random.SystemRandom().uniform(0.5, 1.5))  # noqa: S311
-        assert error is not None
         counted = f"{attempt} attempts" if attempt > 1 else "1 attempt"
         # A traceback would show the secrets of the cause.
         cause = error if without_secrets(str(error)) == str(error) else None

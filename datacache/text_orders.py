@@ -103,10 +103,7 @@ class LengthBuckets(BatchOrder):
 
 @dataclass(frozen=True, eq=False)
 class Spans:
-    """The tokens of each row of a batch, by their position in the whole text: ``starts … stops - 1``.
-
-    A row that only pads is empty.
-    """
+    """The tokens of each row of a batch, ``starts … stops - 1`` of the whole text; none if the row pads."""
 
     starts: Ids
     stops: Ids

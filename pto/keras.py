@@ -17,30 +17,14 @@ from typing import Any, ClassVar
 
 import keras
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
-from pto.comm import Comm
+from pto import rules
+from pto.comm import Array, Comm
 from pto.errors import InvalidArgument
+from pto.norms import Float64 as Squares
 from pto.norms import Norms
 from pto.parallel import How, Parallel, parallel
-from pto.rules import (
-    BIAS_AND_NORMALISATION,
-    Adam,
-    AdamW,
-    Lamb,
-    Lars,
-    LossScaling,
-    Muon,
-    Rule,
-    Sgd,
-    State,
-    is_expression,
-    newton_schulz,
-)
-
-Array = npt.NDArray[Any]
-Squares = npt.NDArray[np.float64]
 
 CHANGE_GRADIENTS = (
     "clipnorm",
@@ -76,19 +60,19 @@ class Part:
 
     weight: Any
     gradient: Any
-    state: State
+    state: rules.State
     adapted: bool
     matrix: tuple[int, int] | None = None
 
 
 def advance(
-    rule: Rule,
+    rule: rules.Rule,
     parts: Sequence[Part],
     learning_rate: Any,
     iterations: Any,
     measure: Callable[[list[Any], list[Any]], Any],
     orthogonalise: Callable[[list[Any]], list[Any]],
-) -> list[tuple[Any, State]]:
+) -> list[tuple[Any, rules.State]]:
     """Return the new weight and state of every part, in a step after ``iterations`` others.
 
     ``measure(weights, directions)`` returns the sums of squares, float64 ``(2, len(parts))``, of the tensors
@@ -99,7 +83,7 @@ def advance(
     directions, states = [], []
     for part in parts:
         own = tuple(tf.cast(value, part.weight.dtype) for value in corrections)
-        if isinstance(rule, Muon) and part.matrix is not None:
+        if isinstance(rule, rules.Muon) and part.matrix is not None:
             direction, state = rule.momentum_of(part.gradient, part.state)
         else:
             direction, state = rule.direction(
@@ -108,7 +92,7 @@ def advance(
         directions.append(direction)
         states.append(state)
     matrices = {number: part.matrix for number, part in enumerate(parts) if part.matrix is not None}
-    if isinstance(rule, Muon) and matrices:  # a rank's part of a sharded update may have none
+    if isinstance(rule, rules.Muon) and matrices:  # a rank's part of a sharded update may have none
         found = orthogonalise([tf.reshape(directions[number], shape) for number, shape in matrices.items()])
         for (number, shape), each in zip(matrices.items(), found, strict=True):
             weight, adapted = parts[number].weight, parts[number].adapted
@@ -123,7 +107,7 @@ def advance(
     return updated
 
 
-def rule_at(rule: Rule, momentum: Any, dtype: Any) -> Rule:
+def rule_at(rule: rules.Rule, momentum: Any, dtype: Any) -> rules.Rule:
     """Return the rule with the momentum of this step; ``None`` leaves the rule as it is."""
     if momentum is None:
         return rule
@@ -135,10 +119,10 @@ def rule_at(rule: Rule, momentum: Any, dtype: Any) -> Rule:
 def adapted_variables(optimizer: "LayerWise", paths: Sequence[str]) -> list[bool]:
     """Return for each variable whether it has decay and a ratio; warn if ``exclude`` matches all or none."""
     rule, exclude = optimizer.rule, optimizer.exclude
-    if not rule.adapts and not getattr(rule, "weight_decay", 0.0):
+    if not rule.adapts and not rule.weight_decay:
         return [False] * len(paths)
     adapted = [exclude is None or not re.search(exclude, path) for path in paths]
-    if len(set(adapted)) != 1 or (adapted[0] and exclude in (None, BIAS_AND_NORMALISATION)):
+    if len(set(adapted)) != 1 or (adapted[0] and exclude in (None, rules.BIAS_AND_NORMALISATION)):
         return adapted
     variables = f"the {len(paths)} variables ({paths[0]}, …)"
     outcome = f"all of {variables}: none gets weight decay or a ratio"
@@ -150,12 +134,12 @@ def adapted_variables(optimizer: "LayerWise", paths: Sequence[str]) -> list[bool
 
 def orthogonalised(matrices: Sequence[Any]) -> list[Any]:
     """Return :func:`pto.rules.newton_schulz` of each matrix, computed by TensorFlow on this rank."""
-    return [newton_schulz(matrix, tf) for matrix in matrices]
+    return [rules.newton_schulz(matrix, tf) for matrix in matrices]
 
 
-def matrices_of(rule: Rule, variables: Sequence[Any]) -> list[tuple[int, int] | None]:
+def matrices_of(rule: rules.Rule, variables: Sequence[Any]) -> list[tuple[int, int] | None]:
     """Return for each variable the rows and columns of the matrix that Muon takes it as, if it does."""
-    if not isinstance(rule, Muon):
+    if not isinstance(rule, rules.Muon):
         return [None] * len(variables)
     found = [rule.matrix(path_of(variable), tuple(variable.shape)) for variable in variables]
     if not any(found):
@@ -185,7 +169,7 @@ class LayerWise(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has 
     ``momentum``: a variable that may be assigned between steps; ``None`` if the rule has no momentum.
     """
 
-    rule_type: ClassVar[type[Sgd | Adam]]
+    rule_type: ClassVar[type[rules.Sgd | rules.Adam]]
     rate: ClassVar[float] = 0.001
     """The learning rate, unless another is given."""
 
@@ -193,7 +177,7 @@ class LayerWise(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has 
         self,
         learning_rate: Any = None,
         *values: Any,
-        exclude: str | None = BIAS_AND_NORMALISATION,
+        exclude: str | None = rules.BIAS_AND_NORMALISATION,
         norms: Norms | GivenSquares | None = None,
         name: str | None = None,
         **options: Any,
@@ -203,9 +187,9 @@ class LayerWise(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has 
         rate = self.rate if learning_rate is None else learning_rate
         name = name or type(self).__name__.lower()
         super().__init__(rate, weight_decay=rule.weight_decay, name=name, **options)
-        if not is_expression(exclude or ""):
+        if not rules.is_expression(exclude or ""):
             raise InvalidArgument(f"exclude: expected a regular expression, got {exclude!r}")
-        if isinstance(rule, Lamb) and isinstance(norms, GivenSquares):
+        if isinstance(rule, rules.Lamb) and isinstance(norms, GivenSquares):
             raise InvalidArgument("norms: expected Norms or None, as LAMB's are of moments, got GivenSquares")
         self.rule = rule
         self.exclude = exclude
@@ -260,7 +244,9 @@ class LayerWise(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has 
 
     def _squares(self, weights: list[Any], directions: list[Any]) -> Any:
         if self.norms is None:
-            return _squares_in_graph(weights, directions)
+            # l2_loss is half the sum of squares, and needs no array for the squares.
+            halves = [tf.nn.l2_loss(tf.cast(tensor, tf.float32)) for tensor in [*weights, *directions]]
+            return tf.cast(tf.reshape(2 * tf.stack(halves), (2, len(weights))), tf.float64)
         if len(weights) != len(self._adapted):
             raise InvalidArgument(
                 f"norms: expected gradients of all {len(self._adapted)} variables, got {len(weights)}"
@@ -278,12 +264,6 @@ class LayerWise(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras has 
         return self.norms.squares(tensors[:half], tensors[half:])
 
 
-def _squares_in_graph(*lists: list[Any]) -> Any:
-    # l2_loss is half the sum of squares, and needs no array for the squares.
-    sums = [[2 * tf.nn.l2_loss(tf.cast(tensor, tf.float32)) for tensor in tensors] for tensors in lists]
-    return tf.cast(tf.stack(sums), tf.float64)
-
-
 @keras.saving.register_keras_serializable(package="cloudtrain")
 class SGD(LayerWise):
     """Momentum SGD as in Keras, except that weight decay is part of the gradient.
@@ -292,7 +272,7 @@ class SGD(LayerWise):
     in :class:`LARS`.
     """
 
-    rule_type = Sgd
+    rule_type = rules.Sgd
     rate = 0.01
 
 
@@ -304,14 +284,14 @@ class ADAM(LayerWise):
     ``exclude`` and ``options`` as in :class:`LARS`.
     """
 
-    rule_type = Adam
+    rule_type = rules.Adam
 
 
 @keras.saving.register_keras_serializable(package="cloudtrain")
 class ADAMW(ADAM):
     """Adam with decoupled weight decay, see :class:`pto.rules.AdamW`."""
 
-    rule_type = AdamW
+    rule_type = rules.AdamW
 
 
 @keras.saving.register_keras_serializable(package="cloudtrain")
@@ -323,7 +303,7 @@ class LARS(LayerWise):
     decay. ``options``: those of every Keras optimizer.
     """
 
-    rule_type = Lars
+    rule_type = rules.Lars
     rate = 1.0
 
 
@@ -339,7 +319,7 @@ class LAMB(LayerWise):
     decay is not scaled with the layer, and not part of the norm in the ratio.
     """
 
-    rule_type = Lamb
+    rule_type = rules.Lamb
 
 
 @keras.saving.register_keras_serializable(package="cloudtrain")
@@ -357,7 +337,7 @@ class MUON(LayerWise):
     and cannot share the work.
     """
 
-    rule_type = Muon
+    rule_type = rules.Muon
 
     def __init__(
         self,
@@ -400,7 +380,7 @@ class MUON(LayerWise):
 
 def orthogonalisation(matrix: Array) -> Array:
     """Return the matrix orthogonalised, from and to memory of the host."""
-    return np.asarray(newton_schulz(tf.constant(matrix), tf))
+    return np.asarray(rules.newton_schulz(tf.constant(matrix), tf))
 
 
 class LossScale:
@@ -411,8 +391,8 @@ class LossScale:
     ``variables``: its state, for checkpoints: the scale, float32, and the finite steps since it changed.
     """
 
-    def __init__(self, scaling: LossScaling | None = None) -> None:
-        self.scaling = scaling or LossScaling()
+    def __init__(self, scaling: rules.LossScaling | None = None) -> None:
+        self.scaling = scaling or rules.LossScaling()
         self.scale = keras.Variable(self.scaling.initial, dtype="float32", trainable=False, name="loss_scale")
         self.good_steps = keras.Variable(0, dtype="int64", trainable=False, name="good_steps")
 

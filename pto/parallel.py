@@ -107,7 +107,7 @@ class Parallel:
         items = self._items(calls)
         buffer = self._exchange(self._own_part(items))
         if not self._is_vector:
-            return self._separate(buffer)
+            return [result.within(buffer) for result in self._results]
         first, rows = self._results[0], sum(result.shape[0] for result in self._results)
         return buffer.view(first.dtype).reshape(rows, *first.shape[1:])  # slices follow each other
 
@@ -166,8 +166,12 @@ class Parallel:
         results = [_Result(*gathered[i]) for i in range(len(items))]
         for i, result in enumerate(results):  # after the exchange, so that all ranks raise
             _expect_numbers(f"{self._name}: the result of {self._item(i)}", result.dtype)
-        if self._is_vector:
-            self._expect_joinable(results)
+        rows = {(each.shape[1:], each.dtype) for each in results}
+        if self._is_vector and (len(rows) > 1 or not all(each.shape for each in results)):
+            raise InvalidArgument(
+                f"{self._name}: expected arrays of the slices that differ in their first dimension at most,"
+                f" got {', '.join(dict.fromkeys(map(str, results)))}"
+            )
         end = 0
         for owned in self._owned:
             for result in (results[i] for i in owned):
@@ -176,23 +180,15 @@ class Parallel:
             self._bounds.append(end)
         self._results = results
 
-    def _expect_joinable(self, slices: Sequence[_Result]) -> None:
-        rows = {(each.shape[1:], each.dtype) for each in slices}
-        if len(rows) > 1 or not all(each.shape for each in slices):
-            raise InvalidArgument(
-                f"{self._name}: expected arrays of the slices that differ in their first dimension at most,"
-                f" got {', '.join(dict.fromkeys(map(str, slices)))}"
-            )
-
     def _measure(self, items: list[Call]) -> Choice:
         part = rounds(self._comm, lambda: self._own_part(items))
-        exchange = rounds(self._comm, lambda: self._exchange(self._empty()))
+        exchange = rounds(self._comm, lambda: self._exchange(np.empty(self._bounds[-1], np.uint8)))
         whole = float(np.median(part.sum(axis=0)))  # the seconds of all owners together
         return choose(self._name, Seconds(whole, slowest(part), slowest(exchange)))
 
     def _own_part(self, items: list[Call]) -> Bytes:
         """Return a buffer for all results with this rank's own computed."""
-        buffer = self._empty()
+        buffer = np.empty(self._bounds[-1], np.uint8)
         for i in self._owned[self._comm.rank]:
             planned, result = self._results[i], np.asarray(self._operation(*items[i]))
             if (result.shape, result.dtype) != (planned.shape, planned.dtype):
@@ -208,15 +204,10 @@ class Parallel:
         self._comm.allgather(parts[self._comm.rank], parts)
         return buffer
 
-    def _empty(self) -> Bytes:
-        return np.empty(self._bounds[-1], np.uint8)
-
-    def _separate(self, buffer: Bytes) -> list[Array]:
-        return [result.within(buffer) for result in self._results]
-
     def _compare(self, items: list[Call]) -> None:
         """Raise ``DependsOnRank`` on all ranks if any rank's result differs from its owner's."""
-        gathered = self._separate(self._exchange(self._own_part(items)))
+        buffer = self._exchange(self._own_part(items))
+        gathered = [result.within(buffer) for result in self._results]
         here = [np.asarray(self._operation(*item)) for item in items]
         same = [_same(own, other) for own, other in zip(here, gathered, strict=True)]
         everywhere = self._comm.allgather_objects([i for i, is_same in enumerate(same) if not is_same])

@@ -26,6 +26,7 @@ EMBEDDINGS_AND_LOGITS = r"(^|/)(embeddings$|logits/)"
 
 Array = Any
 State = tuple[Array, ...]
+Stepped: TypeAlias = tuple[Array, State]  # what a stage makes of a tensor: direction or weight, and state
 Scale: TypeAlias = Literal["rms", "spectral"]
 
 
@@ -52,6 +53,7 @@ class Rule(ABC):
     """The update rule of one tensor. A tensor that is not ``adapted`` gets neither decay nor a ratio."""
 
     adapts: ClassVar[bool] = True  # whether it has a ratio, so needs norms
+    weight_decay: float
 
     @property
     @abstractmethod
@@ -64,7 +66,7 @@ class Rule(ABC):
 
     def direction(
         self, weight: Array, gradient: Array, state: State, corrections: State, *, adapted: bool, xp: Any
-    ) -> tuple[Array, State]:
+    ) -> Stepped:
         """Return the direction of the step and the new state; ``corrections`` in the dtype of the weight."""
         return gradient, state
 
@@ -75,10 +77,12 @@ class Rule(ABC):
         """
         raise NotImplementedError
 
+    def decayed(self, direction: Array, weight: Array, *, adapted: bool) -> Array:
+        """Return the direction with the decay of the weights in it."""
+        return direction + self.weight_decay * weight if adapted and self.weight_decay else direction
+
     @abstractmethod
-    def apply(
-        self, weight: Array, direction: Array, state: State, rate: Array, *, adapted: bool
-    ) -> tuple[Array, State]:
+    def apply(self, weight: Array, direction: Array, state: State, rate: Array, *, adapted: bool) -> Stepped:
         """Return the new weight and state; ``rate`` is the learning rate times the ratio."""
 
 
@@ -104,12 +108,8 @@ class Sgd(Rule):
     def slots(self) -> tuple[str, ...]:
         return ("velocity",) if self.momentum else ()
 
-    def apply(
-        self, weight: Array, direction: Array, state: State, rate: Array, *, adapted: bool
-    ) -> tuple[Array, State]:
-        if adapted and self.weight_decay:
-            direction = direction + self.weight_decay * weight
-        step = direction * rate
+    def apply(self, weight: Array, direction: Array, state: State, rate: Array, *, adapted: bool) -> Stepped:
+        step = self.decayed(direction, weight, adapted=adapted) * rate
         if not state:
             return weight - step, ()
         velocity = state[0] * self.momentum - step
@@ -183,21 +183,17 @@ class Adam(Rule):
 
     def direction(
         self, weight: Array, gradient: Array, state: State, corrections: State, *, adapted: bool, xp: Any
-    ) -> tuple[Array, State]:
-        if adapted and self.weight_decay:
-            gradient = gradient + self.weight_decay * weight
-        return self._direction(gradient, state, corrections, xp)
+    ) -> Stepped:
+        return self._direction(self.decayed(gradient, weight, adapted=adapted), state, corrections, xp)
 
-    def _direction(self, gradient: Array, state: State, corrections: State, xp: Any) -> tuple[Array, State]:
+    def _direction(self, gradient: Array, state: State, corrections: State, xp: Any) -> Stepped:
         mean = self.beta_1 * state[0] + (1 - self.beta_1) * gradient
         square = self.beta_2 * state[1] + (1 - self.beta_2) * (gradient * gradient)
         if self.freeze_variance is not None:
             square = xp.where(corrections[2] > 0, state[1], square)
         return (mean / corrections[0]) / (xp.sqrt(square / corrections[1]) + self.epsilon), (mean, square)
 
-    def apply(
-        self, weight: Array, direction: Array, state: State, rate: Array, *, adapted: bool
-    ) -> tuple[Array, State]:
+    def apply(self, weight: Array, direction: Array, state: State, rate: Array, *, adapted: bool) -> Stepped:
         return weight - direction * rate, state
 
 
@@ -210,13 +206,9 @@ class AdamW(Adam):
 
     def direction(
         self, weight: Array, gradient: Array, state: State, corrections: State, *, adapted: bool, xp: Any
-    ) -> tuple[Array, State]:
+    ) -> Stepped:
         direction, state = self._direction(gradient, state, corrections, xp)
         return self.decayed(direction, weight, adapted=adapted), state
-
-    def decayed(self, direction: Array, weight: Array, *, adapted: bool) -> Array:
-        """Return the direction with the decay of the weights in it."""
-        return direction + self.weight_decay * weight if adapted and self.weight_decay else direction
 
 
 @dataclass(frozen=True)
@@ -303,7 +295,7 @@ class Muon(AdamW):
         rows, columns = math.prod(shape[:-1]), shape[-1]
         return (rows, columns) if min(rows, columns) > 1 else None
 
-    def momentum_of(self, gradient: Array, state: State) -> tuple[Array, State]:
+    def momentum_of(self, gradient: Array, state: State) -> Stepped:
         """Return what is orthogonalised of a matrix, and its new state."""
         velocity = self.momentum * state[0] + gradient
         return gradient + self.momentum * velocity if self.nesterov else velocity, (velocity, state[1])

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from pto.comm import Comm, agree_on
+from pto.comm import Array, Comm, agree_on
 from pto.errors import InvalidArgument
 from pto.keras import (
     CHANGE_GRADIENTS,
@@ -32,13 +32,11 @@ from pto.keras import (
     path_of,
     rule_at,
 )
-from pto.norms import SumsExchange, sum_of_squares
+from pto.norms import Float64, SumsExchange, sum_of_squares
 from pto.partition import Partition, Piece, by_slices, by_tensor
 from pto.rules import Rule, Sgd
 
-Array = npt.NDArray[Any]
 Float32 = npt.NDArray[np.float32]
-Float64 = npt.NDArray[np.float64]
 State = Mapping[str, Array]
 
 ITERATIONS = "iterations"
@@ -202,7 +200,12 @@ class ShardedUpdate:
         for number, (_, state) in enumerate(updated):
             for slots, value in zip(self._slots, state, strict=True):
                 slots[number].assign(value)
-        self._assign([weight for weight, _ in updated])
+        own, dtypes = [weight for weight, _ in updated], [tf.float32] * len(self._variables)
+        tensors = tf.numpy_function(self._shards.gather, own, dtypes, stateful=True)
+        # For one tensor it returns the tensor and not a list.
+        for variable, tensor in zip(self._variables, tf.nest.flatten(tensors), strict=True):
+            weight = tf.reshape(tensor, variable.shape)
+            variable.assign(weight if variable.constraint is None else variable.constraint(weight))
         self.iterations.assign_add(1)
 
     def full_state(self) -> State:
@@ -233,15 +236,6 @@ class ShardedUpdate:
     def _measured(self, *pieces: Float32) -> Float64:
         half = len(pieces) // 2
         return self._shards.squares(pieces[:half], pieces[half:])
-
-    def _assign(self, own: list[Any]) -> None:
-        """Set all variables to the ``own`` new pieces of every rank."""
-        dtypes = [tf.float32] * len(self._variables)
-        tensors = tf.numpy_function(self._shards.gather, own, dtypes, stateful=True)
-        # For one tensor it returns the tensor and not a list.
-        for variable, tensor in zip(self._variables, tf.nest.flatten(tensors), strict=True):
-            weight = tf.reshape(tensor, variable.shape)
-            variable.assign(weight if variable.constraint is None else variable.constraint(weight))
 
 
 def _cut(tensor: Any, piece: Piece) -> Any:

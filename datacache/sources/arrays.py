@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from datacache.errors import BadSample, SourceChanged
 from datacache.manifest import Manifest
 from datacache.order import Ids
 from datacache.sources.base import Source, StoredSource, check_ids, stamps
-from datacache.storage import File, ProgressCallback, no_report, progress
+from datacache.storage import File, ProgressCallback, StorageOptions, no_report, progress
 
 Images = npt.NDArray[np.uint8]
 npy: Any = np.lib.format  # without types
@@ -61,7 +61,7 @@ class StoredArrays(StoredSource):
         *,
         images: str = "images.npy",
         labels: str = "labels.npy",
-        storage: Mapping[str, Any] | None = None,
+        storage: StorageOptions = None,
     ) -> None:
         super().__init__(url, storage=storage)
         self._images = images
@@ -150,7 +150,7 @@ class CIFAR10(StoredSource):
     payload = "array"
 
     def __init__(
-        self, url: str, *, part: Literal["train", "test"] = "train", storage: Mapping[str, Any] | None = None
+        self, url: str, *, part: Literal["train", "test"] = "train", storage: StorageOptions = None
     ) -> None:
         if part not in PARTS:
             raise ValueError(f"part: expected one of {', '.join(PARTS)}, got {part!r}")
@@ -177,7 +177,9 @@ class CIFAR10(StoredSource):
         )
 
     def read(self, manifest: Manifest, ids: Ids) -> list[bytes]:
-        return [_interleave(planes) for planes in super().read(manifest, ids)]
+        planes = (np.frombuffer(each, np.uint8) for each in super().read(manifest, ids))
+        shape = CHANNELS, SIDE, SIDE
+        return [each.reshape(shape).transpose(1, 2, 0).tobytes() for each in planes]
 
     def _file(self, name: str) -> File:
         try:
@@ -207,8 +209,3 @@ class CIFAR10(StoredSource):
             found = f"record {wrong[0]}: label: expected 0 … {len(CLASSES) - 1}, got {labels[wrong[0]]}"
             raise BadSample(f"{self.url}/{file.path}: {found}: damaged, or not of {VERSION}")
         return labels
-
-
-def _interleave(planes: bytes) -> bytes:
-    """Return pixels ``(height, width, channels)`` for planes ``(channels, height, width)``."""
-    return np.frombuffer(planes, np.uint8).reshape(CHANNELS, SIDE, SIDE).transpose(1, 2, 0).tobytes()

@@ -1,7 +1,7 @@
 """The interface of sources, their stored manifests, and what sources of stored files share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ import xxhash
 from datacache.errors import SourceChanged, Untrusted
 from datacache.manifest import Manifest, Texts
 from datacache.order import Ids
-from datacache.storage import File, ProgressCallback, Range, Storage, no_report
+from datacache.storage import File, ProgressCallback, Range, Storage, StorageOptions, no_report
 from datacache.store import locks
 from datacache.store.files import append_line, check_folder, make_folder, read_file
 
@@ -107,7 +107,7 @@ def _load(path: Path) -> Manifest | None:
 class StoredSource(Source):
     """Samples that are ranges of files in a :class:`Storage`."""
 
-    def __init__(self, url: str, *, storage: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, url: str, *, storage: StorageOptions = None) -> None:
         self._storage = Storage(url, **(storage or {}))
         self.url = self._storage.url
 

@@ -1,15 +1,14 @@
 """Images in one folder a class."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from datacache.manifest import Manifest, Split
 from datacache.order import Ids
 from datacache.sources.base import StoredSource, labels_by_folder, names
-from datacache.storage import File, ProgressCallback, Range, no_report
+from datacache.storage import File, ProgressCallback, Range, StorageOptions, no_report
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff")
 
@@ -29,7 +28,7 @@ class ImageFolder(StoredSource):
         *,
         classes: Sequence[str] | None = None,
         split: Split | None = None,
-        storage: Mapping[str, Any] | None = None,
+        storage: StorageOptions = None,
     ) -> None:
         super().__init__(url, storage=storage)
         self._split = split

@@ -2,10 +2,10 @@ r"""Sources of UTF-8 text and of its tokens. Lines end with ``\n``; the last one
 
 import codecs
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from datacache.errors import BadSample
 from datacache.manifest import Manifest, Texts
 from datacache.order import Flags, Ids
 from datacache.sources.base import Source, StoredSource, check_ids
-from datacache.storage import File, ProgressCallback, Range, Storage, no_report, progress
+from datacache.storage import File, ProgressCallback, Range, Storage, StorageOptions, no_report, progress
 from datacache.text_orders import Tokens
 
 BLOCK_BYTES = 8 << 20
@@ -97,7 +97,7 @@ class _NamedFiles(StoredSource):
 
     payload = "text"
 
-    def __init__(self, url: str, names: Sequence[str], storage: Mapping[str, Any] | None) -> None:
+    def __init__(self, url: str, names: Sequence[str], storage: StorageOptions) -> None:
         super().__init__(url, storage=storage)
         self._names = names
 
@@ -116,21 +116,18 @@ class TextLines(_NamedFiles):
     Lines that are empty or only white space, with which some formats separate paragraphs, are left out.
     """
 
-    def __init__(
-        self, url: str, names: str | Sequence[str], *, storage: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, url: str, names: str | Sequence[str], *, storage: StorageOptions = None) -> None:
         super().__init__(url, [names] if isinstance(names, str) else list(names), storage)
 
     def scan(self, report: ProgressCallback = no_report) -> Manifest:
         files = self.files()
         found = self._find_lines(files, report)
-        of_file = [np.full(len(lines), number, np.int32) for number, lines in enumerate(found)]
         kept = ~np.concatenate([lines.blank for lines in found])
         if not kept.any():
             raise ValueError(f"{self.url}/{self._names[0]}: expected lines of text, found none")
         return self._manifest(
             files,
-            file=np.concatenate(of_file)[kept],
+            file=np.repeat(np.arange(len(files), dtype=np.int32), list(map(len, found)))[kept],
             start=np.concatenate([lines.starts for lines in found])[kept],
             sizes=np.concatenate([lines.sizes for lines in found])[kept],
             labels=np.zeros(int(kept.sum()), np.int64),
@@ -146,12 +143,7 @@ class LabelledText(_NamedFiles):
     """
 
     def __init__(
-        self,
-        url: str,
-        name: str,
-        *,
-        classes: Sequence[str] | None = None,
-        storage: Mapping[str, Any] | None = None,
+        self, url: str, name: str, *, classes: Sequence[str] | None = None, storage: StorageOptions = None
     ) -> None:
         super().__init__(url, [name], storage)
         self._classes = None if classes is None else tuple(classes)
@@ -195,9 +187,7 @@ class ParallelText(_NamedFiles):
     A payload is both lines, with ``\n`` between them. A line without text is refused.
     """
 
-    def __init__(
-        self, url: str, *, source: str, target: str, storage: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, url: str, *, source: str, target: str, storage: StorageOptions = None) -> None:
         super().__init__(url, (source, target), storage)
 
     def scan(self, report: ProgressCallback = no_report) -> Manifest:

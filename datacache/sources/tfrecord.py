@@ -7,9 +7,8 @@ image and the label are parsed.
 """
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
-from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -18,7 +17,7 @@ import numpy.typing as npt
 from datacache.errors import BadSample
 from datacache.manifest import Manifest
 from datacache.sources.base import StoredSource
-from datacache.storage import File, ProgressCallback, Storage, no_report, progress
+from datacache.storage import File, ProgressCallback, Storage, StorageOptions, no_report, progress
 
 BLOCK_BYTES = 8 << 20
 HEADER_BYTES = 12
@@ -43,7 +42,7 @@ class TFRecord(StoredSource):
         image_key: str = "image/encoded",
         label_key: str = "image/class/label",
         label_offset: int = 0,
-        storage: Mapping[str, Any] | None = None,
+        storage: StorageOptions = None,
     ) -> None:
         super().__init__(url, storage=storage)
         self._pattern = pattern
@@ -107,16 +106,29 @@ def records(storage: Storage, file: File, add: Callable[[int], None]) -> Iterato
 
     ``add`` is called with the bytes of each record. ``BadSample`` if a checksum does not match.
     """
-    window = _Window(storage, file)
+    window, first = b"", 0  # the part of the file that is in memory, and where it begins
+
+    def take(start: int, length: int) -> memoryview:
+        """Return bytes from ``start``, which must not decrease between calls."""
+        nonlocal window, first
+        if start + length > file.size:
+            raise BadSample(f"{where}: cut off: it would end at byte {start + length} of {file.size}")
+        if start + length > first + len(window):
+            rest = window[start - first :]
+            known = start + len(rest)
+            more = min(max(length - len(rest), BLOCK_BYTES), file.size - known)
+            window, first = rest + storage.read(file.path, known, more), start
+        return memoryview(window)[start - first : start - first + length]
+
     at = 0
     while at < file.size:
         where = f"{storage.url}/{file.path}: record at byte {at}"
-        header = window.take(at, HEADER_BYTES, where)
+        header = take(at, HEADER_BYTES)
         length = int.from_bytes(header[:8], "little")
         if masked_crc32c(header[:8]) != int.from_bytes(header[8:], "little"):
             zipped = "; it is gzip: unpack it" if bytes(header[:2]) == GZIP else ""
             raise BadSample(f"{where}: no TFRecord, or damaged: the length's checksum is another{zipped}")
-        data = window.take(at + HEADER_BYTES, length + 4, where)
+        data = take(at + HEADER_BYTES, length + 4)
         if masked_crc32c(data[:length]) != int.from_bytes(data[length:], "little"):
             raise BadSample(f"{where}: damaged: the data's checksum is another")
         yield at + HEADER_BYTES, data[:length]
@@ -128,29 +140,6 @@ def masked_crc32c(data: bytes | memoryview) -> int:
     """Return the CRC-32C as TFRecord stores it: rotated right by 15 bits, plus a constant."""
     crc: int = google_crc32c.value(bytes(data))
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-class _Window:
-    """A part of a file in memory, moved forward block by block."""
-
-    def __init__(self, storage: Storage, file: File) -> None:
-        self._storage = storage
-        self._file = file
-        self._start = 0
-        self._data = b""
-
-    def take(self, start: int, length: int, where: str) -> memoryview:
-        """Return bytes from ``start``, which must not decrease between calls."""
-        if start + length > self._file.size:
-            raise BadSample(f"{where}: cut off: it would end at byte {start + length} of {self._file.size}")
-        if start + length > self._start + len(self._data):
-            rest = self._data[start - self._start :]
-            known = start + len(rest)
-            more = min(max(length - len(rest), BLOCK_BYTES), self._file.size - known)
-            self._data = rest + self._storage.read(self._file.path, known, more)
-            self._start = start
-        at = start - self._start
-        return memoryview(self._data)[at : at + length]
 
 
 def _features(example: memoryview) -> dict[bytes, tuple[int, int]]:

@@ -21,10 +21,7 @@ _ROOT = 0  # may change any file anyway
 
 
 def check_folder(path: Path) -> None:
-    """Raise :class:`Untrusted` if ``path`` is a link, belongs to another user, or is writable by others.
-
-    A path that does not exist passes.
-    """
+    """Raise :class:`Untrusted` if ``path`` exists and is a link, another user's, or writable by others."""
     with suppress(FileNotFoundError, NotADirectoryError):
         _check(path, os.lstat(path), "a folder")
 

@@ -23,7 +23,10 @@ def take(path: Path, *, shared: bool = False, timeout_seconds: float = 0.0) -> i
     The file is created if it is missing; an existing one may be in a read-only folder. A long wait is warned
     of once, with the processes that hold the lock: they may be stopped.
     """
-    descriptor = _open(path)
+    try:
+        descriptor = open_file(path)
+    except FileNotFoundError:
+        descriptor = open_file(path, os.O_RDONLY | os.O_CREAT)  # which some read-only file systems refuse
     operation = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
     start, nap, has_warned = time.monotonic(), _FIRST_NAP_SECONDS, False
     while True:
@@ -63,13 +66,6 @@ def exclusive(path: Path, timeout_seconds: float) -> Iterator[bool]:
         if descriptor in _exclusive:
             _exclusive.remove(descriptor)
             os.close(descriptor)
-
-
-def _open(path: Path) -> int:
-    try:
-        return open_file(path)
-    except FileNotFoundError:
-        return open_file(path, os.O_RDONLY | os.O_CREAT)  # which some read-only file systems refuse
 
 
 def _holders(descriptor: int) -> str:

@@ -52,7 +52,7 @@ class RecordFile:
             raise Damaged(f"{self.path}: expected {size} bytes at {start}, got {len(found)}")
         return memoryview(found)
 
-    def write(self, content: bytes | bytearray, start: int) -> None:
+    def write(self, content: bytes, start: int) -> None:
         """Write all of ``content`` from ``start`` on, or raise an ``OSError``."""
         left = memoryview(content)
         while left:
@@ -64,30 +64,18 @@ class RecordFile:
         return os.fstat(self.descriptor).st_size
 
 
-class Log:
-    """The entries of the records of a store that is being filled, in the order in which they were added."""
-
-    def __init__(self, path: Path, seed: int, flags: int = os.O_RDONLY) -> None:
-        self.file, self._seed = RecordFile(path, flags), seed
-
-    def entries(self, start: int = 0) -> Entries:
-        """Return the entries from byte ``start`` on; :class:`Damaged` if a checksum does not match."""
-        for _ in range(_ATTEMPTS):
-            size = self.file.length() // ENTRY.itemsize * ENTRY.itemsize - start
-            if size < 0:
-                raise Damaged(f"{self.file.path}: expected at least {start} bytes, got {start + size}")
-            content = self.file.read(start, size)
-            entries = np.frombuffer(content, ENTRY)
-            if np.array_equal(_checks(content, self._seed), entries["check"]):
-                return entries
-            time.sleep(_PAUSE_SECONDS)
-        raise Damaged(f"{self.file.path}: entries from byte {start} on are not what was written")
-
-    def write(self, entries: Entries, start: int) -> None:
-        """Write entries from byte ``start`` on; the caller holds the writers' lock."""
-        content = bytearray(entries.tobytes())
-        np.frombuffer(content, ENTRY)["check"][:] = _checks(memoryview(content), self._seed)
-        self.file.write(content, start)
+def read_log(log: RecordFile, seed: int, start: int = 0) -> Entries:
+    """Return the entries from byte ``start`` on, as added; :class:`Damaged` if a checksum does not match."""
+    for _ in range(_ATTEMPTS):
+        size = log.length() // ENTRY.itemsize * ENTRY.itemsize - start
+        if size < 0:
+            raise Damaged(f"{log.path}: expected at least {start} bytes, got {start + size}")
+        content = log.read(start, size)
+        entries = np.frombuffer(content, ENTRY)
+        if np.array_equal(_checks(content, seed), entries["check"]):
+            return entries
+        time.sleep(_PAUSE_SECONDS)
+    raise Damaged(f"{log.path}: entries from byte {start} on are not what was written")
 
 
 @dataclass(frozen=True)
@@ -106,9 +94,9 @@ class UnsealedStore:
     """
 
     def __init__(self, folder: Path, ids: Ids, seed: int) -> None:
-        self._ids = ids
+        self._ids, self._seed = ids, seed
         self._records = RecordFile(folder / RECORDS, os.O_RDWR)
-        self._log = Log(folder / LOG, seed, os.O_RDWR)
+        self._log = RecordFile(folder / LOG, os.O_RDWR)
         self._starts, self._sizes = np.full(len(ids), -1), np.zeros(len(ids), np.int64)
         self._read = _Read()
         read = self.refresh()
@@ -124,7 +112,7 @@ class UnsealedStore:
         the same values, and one that falls behind makes the next read some entries twice.
         """
         read = self._read
-        entries = self._log.entries(read.log_bytes)
+        entries = read_log(self._log, self._seed, read.log_bytes)
         if len(entries) == 0:
             return read
         rows = np.searchsorted(self._ids, entries["key"])
@@ -146,10 +134,7 @@ class UnsealedStore:
         return self._starts < 0
 
     def append(self, rows: Ids, records: Sequence[bytes]) -> None:
-        """Write the records that are missing; the caller holds the writers' lock.
-
-        After an ``OSError`` each of them is either missing or complete.
-        """
+        """Write missing records under the writers' lock; after an ``OSError`` each is missing or complete."""
         read = self.refresh()
         new = {row: each for row, each in zip(rows.tolist(), records, strict=True)}
         new = {row: new[row] for row in sorted(new) if self._starts[row] < 0}
@@ -165,24 +150,25 @@ class UnsealedStore:
             # No entry refers to these bytes; they may fill the disk.
             os.ftruncate(self._records.descriptor, read.records_bytes)
             raise
-        self._log.write(entries, read.log_bytes)
+        entries["check"] = _checks(memoryview(entries.tobytes()), self._seed)
+        self._log.write(entries.tobytes(), read.log_bytes)
         self.refresh()
 
     def is_at_its_path(self) -> bool:
         """Return whether what is written here is what other processes read."""
         return is_at(self._records.descriptor, self._records.path)
 
-    def seal(self, folder: Path, seed: int) -> None:
+    def seal(self, folder: Path) -> None:
         """Sync all records, write their index, and last ``COMPLETE``; the caller holds the writers' lock."""
         end = self.refresh().records_bytes
         os.ftruncate(self._records.descriptor, end)  # cuts off the incomplete records of killed processes
         os.fsync(self._records.descriptor)
-        os.fsync(self._log.file.descriptor)
+        os.fsync(self._log.descriptor)
         index = np.stack([self._starts, self._sizes]).astype("<i8").tobytes()
         write_atomic(folder / INDEX, index)
         digest = xxh3_128_hexdigest(index)
         complete = {"samples": len(self._ids), "end": end, "index": digest, "format": FORMAT}
-        write_facts(folder / COMPLETE, complete, seed)
+        write_facts(folder / COMPLETE, complete, self._seed)
 
 
 class SealedStore:

@@ -156,7 +156,7 @@ class RecordStore:
             with locks.exclusive(self.folder / _WRITER, 0.0) as held:
                 if held and not self.is_sealed and self._is_at_its_path():
                     assert self._unsealed is not None
-                    self._unsealed.seal(self.folder, self.seed)
+                    self._unsealed.seal(self.folder)
         except Damaged as error:
             self._give_up(error)
         except OSError:  # no room for the index, or the folder was removed

@@ -1,20 +1,18 @@
 """Pictures: digits that are part of Python packages, which need no download, CIFAR-10, and ImageNet."""
 
-from collections.abc import Mapping
 from fnmatch import fnmatch
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from commlib.errors import look_up
 from datacache import CIFAR10, Arrays, ImageFolder, TFRecord
 from datacache.manifest import Split
-from datacache.sources.arrays import CLASSES
-from datacache.storage import Listing, Storage, check_whole
+from datacache.order import Ids
+from datacache.sources.arrays import CLASSES, Images
+from datacache.storage import Listing, Storage, StorageOptions, check_whole
 from training.datasets.dataset import ImageDataset
 
 
@@ -43,7 +41,7 @@ def mnist5k() -> ImageDataset:
         return _shuffled(*_table(path, samples=5000, side=28), training_samples=4000)
 
 
-def cifar10(path: str, *, storage: Mapping[str, Any] | None = None) -> ImageDataset:
+def cifar10(path: str, *, storage: StorageOptions = None) -> ImageDataset:
     """Return the pictures of 32 × 32 pixels that ``cifar-10-binary.tar.gz`` holds, unpacked at ``path``.
 
     ``storage``: the keywords of :class:`datacache.storage.Storage`.
@@ -52,7 +50,7 @@ def cifar10(path: str, *, storage: Mapping[str, Any] | None = None) -> ImageData
     return ImageDataset(training, test, channels=3, classes=len(CLASSES), class_names=CLASSES)
 
 
-def _table(path: Path, samples: int, side: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+def _table(path: Path, samples: int, side: int) -> tuple[Images, Ids]:
     """Return the images and labels in a file of another package: a row of pixels and the label for each."""
     table, shape = np.loadtxt(path, delimiter=",", dtype=np.uint8), (samples, side**2 + 1)
     if table.shape != shape:
@@ -60,9 +58,7 @@ def _table(path: Path, samples: int, side: int) -> tuple[npt.NDArray[np.uint8], 
     return table[:, :-1].reshape(-1, side, side, 1), table[:, -1].astype(np.int64)
 
 
-def _shuffled(
-    images: npt.NDArray[np.uint8], labels: npt.NDArray[np.int64], training_samples: int
-) -> ImageDataset:
+def _shuffled(images: Images, labels: Ids, training_samples: int) -> ImageDataset:
     # The files are sorted by writer or digit: a fixed shuffle gives both parts the same kinds of digits.
     order = np.random.Generator(np.random.Philox(key=len(images))).permutation(len(images))
     training, test = (Arrays(images[ids], labels[ids]) for ids in np.split(order, [training_samples]))
@@ -87,7 +83,7 @@ def imagenet(
     label_offset: int | None = None,
     validation_share: float | None = None,
     split_seed: int | None = None,
-    storage: Mapping[str, Any] | None = None,
+    storage: StorageOptions = None,
 ) -> ImageDataset:
     """Return the pictures at ``path``; the validation part is the test.
 
@@ -169,7 +165,7 @@ def _format_at(path: str, given: str | None, contents: Listing) -> str:
     raise ValueError(f"{path}: expected {expected}, found {', '.join(shown) or 'nothing'}")
 
 
-def _contents(url: str, storage: Mapping[str, Any] | None) -> Listing:
+def _contents(url: str, storage: StorageOptions) -> Listing:
     try:
         return Storage(url, **(storage or {})).top()
     except FileNotFoundError as error:

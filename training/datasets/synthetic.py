@@ -10,6 +10,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -42,16 +43,11 @@ def synthetic(
     """
     check_whole(least=1, classes=classes, side=side, channels=channels)
     check_whole(least=1, samples=samples, test_samples=test_samples)
-    patterns = _patterns(classes, side, channels)
-    training, test = (_noisy(patterns, *part) for part in ((samples, _TRAINING), (test_samples, _TEST)))
-    return ImageDataset(training, test, channels=channels, classes=classes)
-
-
-def _patterns(classes: int, side: int, channels: int) -> Pixels:
-    """Return a pattern a class, ``(classes, side, side, channels)``."""
     patches = _random(_PATTERNS).integers(0, 256, (classes, GRID, GRID, channels), np.uint8)
     patch_of_pixel = np.arange(side) * GRID // side
-    return patches[:, patch_of_pixel[:, np.newaxis], patch_of_pixel]
+    patterns = patches[:, patch_of_pixel[:, np.newaxis], patch_of_pixel]
+    training, test = (_noisy(patterns, *part) for part in ((samples, _TRAINING), (test_samples, _TEST)))
+    return ImageDataset(training, test, channels=channels, classes=classes)
 
 
 def _noisy(patterns: Pixels, samples: int, key: int) -> Arrays:
@@ -82,8 +78,7 @@ class Numbers(Vocabulary):
         return [[*(int(word) + SPECIAL for word in text.split()), END] for text in texts]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        found = [int(token) for token in tokens]
-        text = found[: found.index(END)] if END in found else found
+        text = takewhile(lambda token: token != END, map(int, tokens))
         return " ".join(str(token - SPECIAL) for token in text if token >= SPECIAL)
 
 

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from datacache import LabelledText, ParallelText, Storage, StoredSource, TextLines, Tokenized
+from datacache.storage import StorageOptions
 from training.datasets.dataset import Dataset
 from training.datasets.vocabulary import Vocabulary, VocabularySettings, vocabulary_of
 
+Names = str | Sequence[str] | None
 # The names of the training and the test file, as each is distributed.
 TEXTS = (
     ("train.txt", "test.txt"),
@@ -57,10 +59,10 @@ class LabelledTextDataset(_Tokens):
 def text(
     path: str,
     *,
-    train: str | Sequence[str] | None = None,
-    test: str | Sequence[str] | None = None,
+    train: Names = None,
+    test: Names = None,
     vocabulary: Mapping[str, Any] | None = None,
-    storage: Mapping[str, Any] | None = None,
+    storage: StorageOptions = None,
 ) -> TextDataset:
     """Return the running text at ``path``, without blank lines.
 
@@ -82,7 +84,7 @@ def parallel_text(
     train: str = "train",
     test: str = "test",
     vocabulary: Mapping[str, Any] | None = None,
-    storage: Mapping[str, Any] | None = None,
+    storage: StorageOptions = None,
 ) -> ParallelTextDataset:
     """Return the sentences in the files ``train.en`` and ``test.en`` at ``path``, and their translations.
 
@@ -105,7 +107,7 @@ def labelled_text(
     train: str | None = None,
     test: str | None = None,
     vocabulary: Mapping[str, Any] | None = None,
-    storage: Mapping[str, Any] | None = None,
+    storage: StorageOptions = None,
 ) -> LabelledTextDataset:
     """Return the texts with labels at ``path``: lines of ``label<TAB>text``, or in ATIS's format.
 
@@ -133,10 +135,7 @@ def _tokenized(
 
 
 def _files(
-    path: str,
-    given: tuple[str | Sequence[str] | None, str | Sequence[str] | None],
-    known: Sequence[tuple[str, str]],
-    storage: Mapping[str, Any] | None,
+    path: str, given: tuple[Names, Names], known: Sequence[tuple[str, str]], storage: StorageOptions
 ) -> list[list[str]]:
     """Return the names of the files of both parts: the given names, or else known ones."""
     there = Storage(path, **(storage or {}))
@@ -154,7 +153,7 @@ def _files(
     raise FileNotFoundError(f"{there.url}: expected the files {expected} ({HINT})")
 
 
-def _names(part: str, given: str | Sequence[str] | None) -> list[str]:
+def _names(part: str, given: Names) -> list[str]:
     """Return the given names of a part's files."""
     names = [given] if isinstance(given, str) else given or []
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):

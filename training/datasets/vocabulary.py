@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -127,16 +128,12 @@ class Vocabulary:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens up to the first end, without other special tokens."""
-        found = [int(token) for token in tokens]
-        text = found[: found.index(END)] if END in found else found
+        text = takewhile(lambda token: token != END, map(int, tokens))
         return str(self._processor.decode([token for token in text if not self._processor.is_control(token)]))
 
 
 def vocabulary_of(source: StoredSource, settings: VocabularySettings) -> Vocabulary:
-    """Return the vocabulary of a text, from the user's cache if it is there.
-
-    Of several processes that call this, one trains and the others wait.
-    """
+    """Return the vocabulary of a text: from the user's cache, or trained by one process while others wait."""
     folder = user_cache() / "vocabularies"
     files = source.files()
     facts = f"{FORMAT} {type(source).__name__} {source.url} {files} {settings}"

@@ -23,20 +23,13 @@ Tokens = npt.NDArray[np.int32]
 class Search(NamedTuple):
     """The state of the search after some steps."""
 
-    length: Any
-    """Tokens of a hypothesis after the next step."""
-    targets: Any
-    """Hypotheses that go on, after the token that begins them, (B, K, length)."""
-    sums: Any
-    """Logarithms of their probabilities, the largest first, (B, K); −∞ where there is none."""
-    best: Any
-    """The ended hypothesis of the best score, padded, (B, length)."""
-    score: Any
-    """Its score, (B,)."""
-    ended: Any
-    """How many have ended, (B,)."""
-    past: Any
-    """Keys and values of ``targets`` but the last token, of each layer (B·K, heads, length − 1, size)."""
+    length: Any  # tokens of a hypothesis after the next step
+    targets: Any  # hypotheses that go on, after the token that begins them, (B, K, length)
+    sums: Any  # logarithms of their probabilities, the largest first, (B, K); −∞ where there is none
+    best: Any  # the ended hypothesis of the best score, padded, (B, length)
+    score: Any  # its score, (B,)
+    ended: Any  # how many have ended, (B,)
+    past: Any  # keys and values of `targets` but the last token, of each layer (B·K, heads, length − 1, size)
 
 
 class Decoder:
@@ -62,13 +55,18 @@ class Decoder:
         memory = tf.nest.map_structure(
             lambda each: tf.repeat(each, self._beams, axis=0), self._model.encode(sources)
         )
-        limits = self._limits(sources)
+        lengths = tf.reduce_sum(tf.cast(sources != PAD, tf.int32), axis=1)
+        # Of a source that is all padding, the target is the end alone.
+        limits = tf.where(lengths > 0, tf.minimum(lengths + self._extra, self._model.longest), 1)
         start = self._start(tf.shape(sources)[0])
+        # Without the dimensions that differ between steps.
+        shapes = tf.nest.map_structure(lambda each: tf.TensorShape([n or None for n in each.shape]), start)
+        targets, best = tf.TensorShape([None, self._beams, None]), tf.TensorShape([None, None])
         (search,) = tf.while_loop(
             lambda search: tf.reduce_any(search.sums > -np.inf),
             lambda search: [self._step(search, memory, limits)],
             [start],
-            [self._shapes(start)],
+            [shapes._replace(targets=targets, best=best)],
         )
         return search.best[:, 1:]
 
@@ -116,11 +114,6 @@ class Decoder:
         sums, places = tf.math.top_k(tf.reshape(sums, [-1, self._beams * self._size]), 2 * self._beams)
         return sums, places // self._size, places % self._size, past
 
-    def _limits(self, sources: Any) -> Any:
-        """Return the maximum target length of each source, int32 (B,); 1, the end, if all is padding."""
-        lengths = tf.reduce_sum(tf.cast(sources != PAD, tf.int32), axis=1)
-        return tf.where(lengths > 0, tf.minimum(lengths + self._extra, self._model.longest), 1)
-
     def _penalty(self, length: Any) -> Any:
         return ((5 + tf.cast(length, tf.float32)) / 6) ** self._alpha
 
@@ -136,9 +129,3 @@ class Decoder:
             ended=tf.zeros([rows], tf.int32),
             past=self._model.start(rows * self._beams),
         )
-
-    def _shapes(self, start: Search) -> Search:
-        """Return the shapes of a search, without the dimensions that differ between steps."""
-        kept = tf.nest.map_structure(lambda each: tf.TensorShape([n or None for n in each.shape]), start)
-        targets, best = tf.TensorShape([None, self._beams, None]), tf.TensorShape([None, None])
-        return kept._replace(targets=targets, best=best)

@@ -9,23 +9,15 @@ import numpy.typing as npt
 from commlib import Communicator
 from commlib.errors import shown
 from datacache import Batch, BatchSpec, Collation, Pools, Preprocessing, Streams, Windows, unpack_tokens
+from datacache.batches import Arrays, Sample
 from datacache.order import Flags, Ids, hashed
-from datacache.text_orders import Spans, TextOrder, Tokens
+from datacache.text_orders import Spans, TextOrder
 from training.config.records import AnyConfig
 from training.datasets import TextDataset
 from training.datasets.vocabulary import MASK, SPECIAL
 from training.models import MASKED_TOKENS, NEXT_TOKENS
 from training.tasks.task import Evaluation, Inputs, Means, Metric, Reading, Samples, Tested, traced
-from training.tasks.text import (
-    Arrays,
-    Labels,
-    Payloads,
-    WindowPhase,
-    WindowTask,
-    cross_entropies,
-    perplexity_of,
-    weights_of,
-)
+from training.tasks.text import WindowPhase, WindowTask, cross_entropies, perplexity_of, weights_of
 
 TEST_STREAMS = 32  # of all ranks: the same tokens have the same text before them at every world size
 MASKED, KEPT = 0.8, 0.1  # of the chosen tokens: hidden, and left as they are; others are replaced
@@ -110,7 +102,7 @@ class NextTokens(Collation):
     def __init__(self, order: TextOrder) -> None:
         self._order = order
 
-    def arrays(self, samples: Payloads, labels: Labels, spec: BatchSpec, pools: Pools) -> Arrays:
+    def arrays(self, samples: Sequence[Sample], labels: Ids, spec: BatchSpec, pools: Pools) -> Arrays:
         """See :class:`Collation`: int32, int32 and float32, ``(rows, length)``."""
         spans = self._order.spans(spec.epoch, spec.step, spec.rank, spec.world_size)
         rows = self._order.rows(spans, spec.ids, [unpack_tokens(sample)[0] for sample in samples])
@@ -120,10 +112,7 @@ class NextTokens(Collation):
 
 
 class Perplexity(Evaluation):
-    """e to the mean cross-entropy of all tokens of the test.
-
-    ``streams``: whether the model's state is carried from one batch to the next.
-    """
+    """e to the mean cross-entropy of all tokens; ``streams``: the state is carried from batch to batch."""
 
     def __init__(self, model: Any, *, streams: bool) -> None:
         def forward(tokens: Any, targets: Any, *state: Any) -> tuple[Any, ...]:
@@ -215,27 +204,23 @@ class MaskedTokens(Collation):
     def __init__(self, order: Windows, share: float, size: int) -> None:
         self._order, self._share, self._size = order, share, size
 
-    def arrays(self, samples: Payloads, labels: Labels, spec: BatchSpec, pools: Pools) -> Arrays:
+    def arrays(self, samples: Sequence[Sample], labels: Ids, spec: BatchSpec, pools: Pools) -> Arrays:
         """See :class:`Collation`: int32, int32 and float32, ``(rows, length)``."""
         spans = self._order.spans(spec.epoch, spec.step, spec.rank, spec.world_size)
         tokens = self._order.rows(spans, spec.ids, [unpack_tokens(sample)[0] for sample in samples])
         chosen, positions = self._chosen(spans, spec)
         every = self._order.spans(spec.epoch, spec.step, 0, 1)
         total = int(self._chosen(every, spec)[0].sum())
-        hidden = np.where(chosen, self._changed(tokens, positions, spec), tokens)
-        return hidden, tokens, weights_of(chosen, total, spec.world_size)
+        drawn = _drawn(positions, _CHANGED, spec)
+        others = SPECIAL + (_drawn(positions, _REPLACED, spec) * (self._size - SPECIAL)).astype(np.int32)
+        changed = np.select([drawn < MASKED, drawn < MASKED + KEPT], [np.int32(MASK), tokens], others)
+        return np.where(chosen, changed, tokens), tokens, weights_of(chosen, total, spec.world_size)
 
     def _chosen(self, spans: Spans, spec: BatchSpec) -> tuple[Flags, Ids]:
         """Return which tokens of rows are chosen, and the position of each in the text."""
         positions = spans.starts[:, np.newaxis] + np.arange(self._order.length)
         can_be = (positions < spans.stops[:, np.newaxis]) & ~self._order.ends_sample(positions)
         return can_be & (_drawn(positions, _CHOSEN, spec) < self._share), positions
-
-    def _changed(self, tokens: Tokens, positions: Ids, spec: BatchSpec) -> Tokens:
-        """Return what the model sees in place of each token, if the token is chosen."""
-        drawn = _drawn(positions, _CHANGED, spec)
-        others = SPECIAL + (_drawn(positions, _REPLACED, spec) * (self._size - SPECIAL)).astype(np.int32)
-        return np.select([drawn < MASKED, drawn < MASKED + KEPT], [np.int32(MASK), tokens], others)
 
 
 def _drawn(positions: Ids, use: int, spec: BatchSpec) -> npt.NDArray[np.float64]:

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from datacache import BatchSpec, Collation, EvaluationOrder, Order, Pools, Preprocessing, unpack_tokens
+from datacache.batches import Arrays, Sample
+from datacache.order import Ids
 from datacache.text_orders import Tokens, Windows
 from training.config import records
 from training.config.records import AnyConfig, DatasetRecord
@@ -17,10 +19,6 @@ from training.datasets.vocabulary import PAD
 from training.models import MODELS, TEXT_CLASSES
 from training.tasks.image_classification import hits
 from training.tasks.task import Evaluation, Inputs, Means, Metric, Reading, Samples, Task, Tiny, traced
-
-Payloads: TypeAlias = Sequence[npt.NDArray[np.uint8]]
-Labels: TypeAlias = npt.NDArray[np.int64]
-Arrays: TypeAlias = tuple[npt.NDArray[Any], ...]
 
 LARGEST_EXPONENT = 700.0  # e to this is nearly the largest float
 TEST_WINDOWS, TEST_TEXTS = 32, 64  # of one rank in a step
@@ -171,7 +169,7 @@ class TextClassification(TextTask):
 class Texts(Collation):
     """The tokens of texts, ``(texts, tokens of the longest)``, and their labels."""
 
-    def arrays(self, samples: Payloads, labels: Labels, spec: BatchSpec, pools: Pools) -> Arrays:
+    def arrays(self, samples: Sequence[Sample], labels: Ids, spec: BatchSpec, pools: Pools) -> Arrays:
         """See :class:`Collation`: int32 and int64."""
         return padded([unpack_tokens(sample)[0] for sample in samples]), labels
 

@@ -10,6 +10,8 @@ import numpy.typing as npt
 from commlib import Communicator
 from commlib.errors import shown
 from datacache import Batch, BatchOrder, BatchSpec, Collation, Manifest, Pools, Preprocessing, unpack_tokens
+from datacache.batches import Arrays, Sample
+from datacache.order import Ids
 from datacache.text_orders import LengthBuckets, bucket_boundaries
 from training.config import records
 from training.config.records import AnyConfig, Part
@@ -18,17 +20,7 @@ from training.datasets import ParallelTextDataset
 from training.datasets.vocabulary import PAD, START
 from training.models import TRANSLATIONS
 from training.tasks.task import Evaluation, Inputs, Metric, Reading, Samples, Tested, Tiny, traced
-from training.tasks.text import (
-    Arrays,
-    Labels,
-    Payloads,
-    TextTask,
-    cross_entropies,
-    longest_of,
-    padded,
-    perplexity_of,
-    weights_of,
-)
+from training.tasks.text import TextTask, cross_entropies, longest_of, padded, perplexity_of, weights_of
 
 TEST_TOKENS = 2048  # of one rank at a step, padding included
 SEARCHED = ("encode", "decode", "start", "longest", "vocabulary_size")  # what beam search uses of a model
@@ -150,7 +142,7 @@ class Pairs(Collation):
     def __init__(self, order: BatchOrder, target_tokens: npt.NDArray[np.int64]) -> None:
         self._order, self._target_tokens = order, target_tokens
 
-    def arrays(self, samples: Payloads, labels: Labels, spec: BatchSpec, pools: Pools) -> Arrays:
+    def arrays(self, samples: Sequence[Sample], labels: Ids, spec: BatchSpec, pools: Pools) -> Arrays:
         """See :class:`Collation`: int32, int32, float32."""
         sources, targets = zip(*(unpack_tokens(sample, pair=True) for sample in samples), strict=True)
         everywhere = self._order.batch(spec.epoch, spec.step, 0, 1)
