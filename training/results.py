@@ -27,8 +27,7 @@ class LoopSeconds:
     """Time of a step by what the loop did; the stages follow each other, and add up to less than the step.
 
     ``data_wait``: for the batch. ``forward_backward``: loss and gradient. ``exchange_wait``: for the mean
-    gradient; without overlap, all of the exchange. ``norms``: clipping, and the norms of LARS. ``update``: of
-    the weights.
+    gradient; without overlap, the whole exchange. ``norms``: clipping, and LARS. ``update``: of the weights.
     """
 
     data_wait: float = 0.0
@@ -140,20 +139,14 @@ def means_over_ranks(of_ranks: Sequence[StageSums]) -> StageMeans:
         return StageMeans()
     names = next(each.seconds for each in of_ranks if each.steps)
     busy, hidden = sum(each.busy for each in of_ranks), sum(each.hidden for each in of_ranks)
+    own = [sum(each.seconds.get(stage, 0.0) for stage in OWN_WORK) for each in of_ranks]
+    mean = sum(own) / len(own)
     return StageMeans(
         {name: sum(each.seconds.get(name, 0.0) for each in of_ranks) / steps for name in names},
         hidden / steps,
         hidden / busy if busy else None,
-        _slowest(of_ranks),
+        Slowest(own.index(max(own)), max(own) / mean - 1) if mean and len(own) > 1 else None,
     )
-
-
-def _slowest(of_ranks: Sequence[StageSums]) -> Slowest | None:
-    own = [sum(each.seconds.get(stage, 0.0) for stage in OWN_WORK) for each in of_ranks]
-    mean = sum(own) / len(own)
-    if len(own) == 1 or not mean:
-        return None
-    return Slowest(own.index(max(own)), max(own) / mean - 1)
 
 
 def shown(hidden_share: float | None, slowest: Slowest | None) -> str:
@@ -172,8 +165,7 @@ class PhaseResult:
 
     ``dense_inter_bytes``: what the dense reducer, a ring, would have sent in as many steps. ``reducer`` is
     ``None`` on one rank, which exchanges nothing. ``input``: the size of its inputs. ``skipped_steps``: steps
-    with a non-finite gradient on any rank, which changed nothing. ``passed_over``: steps of all ranks that
-    were passed over.
+    with a non-finite gradient on any rank, which changed nothing. ``passed_over``: steps, over all ranks.
     """
 
     reducer: str | None
@@ -218,8 +210,7 @@ class EpochResult:
 class EpochAccumulator:
     """The sums of an epoch so far, on this rank.
 
-    ``seconds``: of each step that this process made, ``stages``: of these steps; ``seconds_before``: of those
-    before the latest resumption.
+    ``seconds``, ``stages``: of the steps of this process; ``seconds_before``: before the latest resumption.
     """
 
     losses: float = 0.0
@@ -341,8 +332,7 @@ class Summary:
 
     ``seconds``: since the run began, without those between a stop and its resumption. ``best``: of the
     target's metric, or of the task's first. ``reached``: whether the target was reached. ``residual_norm``:
-    norm of rank 0's residual, which is not in the weights. ``stopped``: why a callback ended the run before
-    its last epoch, if one did.
+    norm of rank 0's residual, which is not in the weights. ``stopped``: why a callback ended the run early.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)

@@ -25,7 +25,7 @@ CHECKPOINT = "training.checkpoint"
 MOMENTS = {
     "amid-a-file-of-a-checkpoint": (1, f"{CHECKPOINT}.serialization:sync", 3, False),
     "one-file-is-written": (0, f"{CHECKPOINT}.folders:write_tree", 3, True),
-    "amid-the-manifest": (0, f"{CHECKPOINT}.stored:sync", 4, False),
+    "amid-the-manifest": (0, f"{CHECKPOINT}.folders:sync", 4, False),
     "before-the-checkpoint-is-renamed": (0, f"{CHECKPOINT}.places:Folder.complete", 5, False),
     "before-an-old-one-is-removed": (0, f"{CHECKPOINT}.places:Folder.remove", 2, True),
     "in-a-test": (1, "training.run.trainer:evaluate", 2, False),

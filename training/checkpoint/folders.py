@@ -202,7 +202,7 @@ class Checkpoints:
         self._leader = hosts.index(hosts[comm.rank])  # the lowest of the ranks that share this rank's place
         self._threads = ThreadPool("checkpoint")
         self._writing: _Writing | None = None
-        self._number: int | None = None  # of the newest checkpoint
+        self._number: int | None = None  # of the newest checkpoint, once the stored ones were listed
 
     def _on_leader(self, function: Callable[[], Result]) -> Result | None:
         """Return the function's result on the leader of a place, and ``None`` on other ranks."""
@@ -215,18 +215,21 @@ class Checkpoints:
 
         The previous checkpoint must be complete. The trees are only read, and must not change until this one
         is complete. If any rank cannot write, all raise :class:`CheckpointFailed`, here or in later calls;
-        nothing of the checkpoint stays, and earlier checkpoints are unchanged. A step that is saved again, or
-        an earlier step, becomes the newest checkpoint.
+        nothing of this one stays. A step that is saved again, or an earlier step, becomes the newest.
         """
         assert self._writing is None
         if different := differences(self._comm.allgather_objects({"step": step, "best": best})):
             raise RanksDisagree(f"a checkpoint is not the same on all ranks: {different}")
-        number = self._next_number(step)
+        if self._number is None:
+            listed = self._all(step, lambda: self._on_leader(self._list))
+            found = [manifest.number for each in listed if each for _, manifest in each.found]
+            self._number = max(found, default=0)
+        self._number += 1
         names = self._all(step, lambda: self._on_leader(lambda: self.place.begin(step)))
         name = str(names[self._leader])
         kept = self._on_leader(lambda: shared)  # other ranks can free theirs
         work = self._threads.submit(lambda: self._write(name, kept, own))
-        self._writing = _Writing(step, number, best, name, work)
+        self._writing = _Writing(step, self._number, best, name, work)
 
     @property
     def is_under_way(self) -> bool:
@@ -264,15 +267,6 @@ class Checkpoints:
             saved = self.proceed()
         return saved
 
-    def _next_number(self, step: int) -> int:
-        """Return the number of a new checkpoint: one above those of all stored ones."""
-        if self._number is None:
-            listed = self._all(step, lambda: self._on_leader(self._list))
-            found = [manifest.number for each in listed if each for _, manifest in each.found]
-            self._number = max(found, default=0)
-        self._number += 1
-        return self._number
-
     def _write(self, name: str, shared: Tree, own: Tree) -> dict[str, Written]:
         folder, rank = self.place.at(name), self._comm.rank
         if not self.place.sees(name):
@@ -287,8 +281,7 @@ class Checkpoints:
 
     def _seal(self, writing: _Writing, files: Mapping[str, Written]) -> None:
         found = self._list().found
-        size = self._comm.size
-        manifest = Manifest(self._run, writing.step, writing.number, size, writing.best, files)
+        manifest = Manifest(self._run, writing.step, writing.number, self._comm.size, writing.best, files)
         manifest.write(self.place.at(writing.name))
         newest_first = [(self.place.complete(writing.name, writing.step), manifest), *found]
         best = [name for name, manifest in newest_first if manifest.best]

@@ -1,8 +1,7 @@
 """Where the checkpoints of a run are: in a folder, or in an object store behind a URL of fsspec.
 
 Both hold a folder of files for each checkpoint. In a folder it is written under another name, and renamed
-when it is complete. Objects cannot be renamed: a checkpoint there is complete once its manifest, which is
-written last, exists.
+when it is complete. Objects cannot be renamed: there it is complete once its manifest, written last, exists.
 """
 
 import io
@@ -191,13 +190,9 @@ class Objects(Place):
     def _listed(self) -> dict[str, list[str]]:
         """Return the names of all checkpoints, in order, and of the objects of each."""
         found: dict[str, list[str]] = {}
-        try:
-            with _as_os_error():
-                listed = self._storage.files()
-        except FileNotFoundError:  # nothing was ever written
-            return {}
-        for each in listed:
-            name, _, file = each.path.partition("/")
-            if name.startswith(STEP):
-                found.setdefault(name, []).append(file)
+        with suppress(FileNotFoundError), _as_os_error():  # nothing was ever written
+            for each in self._storage.files():
+                name, _, file = each.path.partition("/")
+                if name.startswith(STEP):
+                    found.setdefault(name, []).append(file)
         return found

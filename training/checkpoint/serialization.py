@@ -13,9 +13,10 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 import ml_dtypes
@@ -87,11 +88,14 @@ def write_tree(path: Location, tree: Tree) -> Written:
     """
     arrays: dict[str, Array] = {}
     header = _header(_describe(tree, "", arrays), arrays)
+    views = (_bytes_of(np.ascontiguousarray(array)) for array in arrays.values())
     digest = xxh3_128()
     with path.open("xb") as file:
-        for piece in _pieces(header, arrays.values()):
-            file.write(piece)
-            digest.update(piece)
+        for content in chain([memoryview(header)], views):
+            for begin in range(0, len(content), _PIECE_BYTES):
+                piece = content[begin : begin + _PIECE_BYTES]
+                file.write(piece)
+                digest.update(piece)
         size = file.tell()
         sync(file)
     return Written(size, digest.hexdigest())
@@ -233,14 +237,6 @@ def _header(structure: Any, arrays: dict[str, Array]) -> bytes:
     text = json.dumps(entries).encode()
     text += b" " * (-(_LENGTH_BYTES + len(text)) % _ALIGNMENT)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
-
-
-def _pieces(header: bytes, arrays: Iterable[Array]) -> Iterator[bytes | memoryview]:
-    yield header
-    for array in arrays:
-        view = _bytes_of(np.ascontiguousarray(array))
-        for begin in range(0, len(view), _PIECE_BYTES):
-            yield view[begin : begin + _PIECE_BYTES]
 
 
 def _bytes_of(array: Array) -> memoryview:

@@ -1,14 +1,13 @@
 """Checks across the settings of a configuration, and warnings for settings without effect."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from commlib.errors import shown, suggestion
-from training.config.records import AnyConfig, Phase, Target
+from training.config.records import AnyConfig, Phase
 from training.config.reducers import AUTO, check_options, check_takes, options_of
 from training.config.schema import ConfigurationError, imported, reported
 from training.models import MODELS, check_model
-from training.tasks.task import Metric
 
 
 def check(config: AnyConfig) -> None:
@@ -80,24 +79,21 @@ def _the_task_has_what_is_given(config: AnyConfig) -> None:
     if config.cache.shards > 1 and "cache.shards" not in task.takes:
         expected = f"1, {config.task.name} takes no parts of the samples"
         raise _wrong("cache.shards", expected, config.cache.shards)
-    if config.target is not None:
-        _the_target_is_a_metric(config.target, config.task.name, task.metrics)
+    if (target := config.target) is not None:
+        if (metric := task.metrics.get(target.metric)) is None:
+            got = shown(target.metric) + suggestion(target.metric, task.metrics)
+            known = f"one of {', '.join(task.metrics)}, the metrics of {config.task.name}"
+            raise _wrong("target.metric", known, got)
+        right, wrong = ("at_least", "at_most") if metric.better == "higher" else ("at_most", "at_least")
+        if (value := getattr(target, wrong)) is not None:
+            expected = f"{right}, since a {metric.better} {target.metric} is better"
+            raise _wrong("target", expected, f"{wrong} {value}")
+        if metric.share and not 0 < target.goal <= 1:
+            raise ConfigurationError(f"expected a number in (0, 1], got {target.goal}", key=f"target.{right}")
     if imported(MODELS, "model", config.model.name) is not None:
         with reported("model"):
             check_model(config.model.name, config.model.options, task.signature)
     config.task.make().check(config)
-
-
-def _the_target_is_a_metric(target: Target, task: str, metrics: Mapping[str, Metric]) -> None:
-    if (metric := metrics.get(target.metric)) is None:
-        got = shown(target.metric) + suggestion(target.metric, metrics)
-        raise _wrong("target.metric", f"one of {', '.join(metrics)}, the metrics of {task}", got)
-    right, wrong = ("at_least", "at_most") if metric.better == "higher" else ("at_most", "at_least")
-    if (value := getattr(target, wrong)) is not None:
-        expected = f"{right}, since a {metric.better} {target.metric} is better"
-        raise _wrong("target", expected, f"{wrong} {value}")
-    if metric.share and not 0 < target.goal <= 1:
-        raise ConfigurationError(f"expected a number in (0, 1], got {target.goal}", key=f"target.{right}")
 
 
 def without_effect(config: AnyConfig) -> Iterator[str]:
@@ -113,8 +109,7 @@ def without_effect(config: AnyConfig) -> Iterator[str]:
     if config.learning_rate is not None and all(phase.learning_rate for phase in phases):
         yield "learning_rate has no effect: every phase names its own"
     if "momentum" in optimizer.model_fields_set and all(phase.momentum is not None for phase in phases):
-        momentum = getattr(optimizer, "momentum", None)
-        yield f"optimizer.momentum={momentum} has no effect: every phase names its own"
+        yield f"optimizer.momentum={optimizer.momentum} has no effect: every phase names its own"
     alone = all(each.local_steps and not (each.outer and each.outer.delay) for each in phases)
     if "overlap" in config.model_fields_set and config.overlap and alone:
         why = "every phase has local_steps without a delay: its exchange is after the last one"

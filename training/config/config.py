@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from commlib.errors import InvalidArgument, one_line, shown
+from commlib.errors import one_line, shown
 from commlib.rounds import fragment_bounds
 from commlib.tuning.tuner import Choice
 from training.callbacks import CallbackRecord
@@ -31,7 +31,7 @@ from training.config.reading import LINEAR, Given, problems_in_one_line, read_gi
 from training.config.records import Phase
 from training.config.reducers import AUTO, ReducerRecord, inherited, written_out
 from training.config.schedules import LearningRate, MomentumLine
-from training.config.schema import ConfigurationError, Count, Positive, WholeNumber, named
+from training.config.schema import ConfigurationError, Count, Positive, WholeNumber, named, reported
 from training.config.secrets import in_clear, mask
 from training.datasets import Dataset
 from training.tasks import TaskRecord
@@ -171,10 +171,8 @@ class Config(reducers.Reducing):
         cuts = set[int]()
         for number, phase in enumerate(self.phases):
             if phase.outer is not None:
-                try:
+                with reported(f"phases[{number}].outer"):
                     cuts |= {*fragment_bounds(shapes, phase.outer.fragments)[1:-1]}
-                except InvalidArgument as error:
-                    raise ConfigurationError(error.text, key=f"phases[{number}].outer.fragments") from error
         return cuts
 
     @property
@@ -195,8 +193,8 @@ class Config(reducers.Reducing):
         phases = list(self.phases)
         for number, choice in choices.items():
             given = choice.options | {"density": self.density_of(phases[number])}
-            options = written_out(choice.reducer, given)
-            phases[number] = _with_reducer(phases[number], {"name": choice.reducer, **options})
+            reducer = ReducerRecord(name=choice.reducer, **written_out(choice.reducer, given))
+            phases[number] = phases[number].model_copy(update={"reducer": reducer})
             if choice.local_steps is not None:
                 phases[number] = phases[number].with_local_steps(choice.local_steps)
         return self.model_copy(update={"phases": phases})
@@ -219,7 +217,7 @@ class Config(reducers.Reducing):
 
     def _resolved(self, phase: Phase) -> Phase:
         if reducers.options_of(self.reducer_name(phase)) is not None:  # it is imported
-            phase = _with_reducer(phase, self.reducer_config(phase))
+            phase = phase.model_copy(update={"reducer": ReducerRecord(**self.reducer_config(phase))})
         return phase.model_copy(update={"learning_rate": phase.learning_rate or self.learning_rate})
 
     @model_serializer(mode="wrap")
@@ -230,10 +228,6 @@ class Config(reducers.Reducing):
     def to_yaml(self) -> str:
         """Return the configuration as YAML that ``load`` reads back, unless a secret was given in clear."""
         return yaml.safe_dump(self.model_dump(exclude_none=True), sort_keys=False)
-
-
-def _with_reducer(phase: Phase, config: Mapping[str, Any]) -> Phase:
-    return phase.model_copy(update={"reducer": ReducerRecord(**config)})
 
 
 @dataclass(frozen=True)

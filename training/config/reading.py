@@ -6,8 +6,7 @@ the file that names them, else to the configurations that ship; included files m
 
 ``${phases[0].epochs}`` is another value, ``${.key}`` one of the same record; ``${oc.env:NAME}`` is a variable
 of the environment, ``${oc.env:NAME,default}`` one with a default, ``${oc.decode:${oc.env:NAME}}`` its text as
-a number, truth value, list or record. OmegaConf resolves them, except references to secrets, which stay (see
-:mod:`training.config.secrets`).
+a number, truth value, list or record. OmegaConf resolves all but secrets (:mod:`training.config.secrets`).
 """
 
 import functools
@@ -91,13 +90,12 @@ def mappings(value: Any) -> list[Mapping[str, Any]]:
 
 # ---------------------------------------------------------------------------------------------- files
 
-_PACKAGE = Path(__file__).parents[1]
-
 
 def folder_of(name: str) -> Path:
     """Return a folder of files that ship: in the package where it is installed, else in the clone."""
-    installed, in_a_clone = _PACKAGE / name, _PACKAGE.parent / name  # see setup.py
-    return installed if installed.is_dir() else in_a_clone
+    package = Path(__file__).parents[1]
+    installed = package / name  # see setup.py
+    return installed if installed.is_dir() else package.parent / name
 
 
 FOLDER = folder_of("configs")
@@ -131,20 +129,16 @@ def read(path: Path, including: Sequence[Path] = ()) -> dict[str, Any]:
     names = names if isinstance(names, list) else [names]
     if not all(isinstance(name, str) and name for name in names):
         raise ConfigurationError(f"{path}: {INCLUDE}: expected a file or a list of files, got {shown(names)}")
-    chain = (*including, path)
-    parts = [read(_included(chain, name), chain) for name in names]
+    chain, parts = (*including, path), []
+    for name in names:
+        included, shipped = path.parent / name, FOLDER / name
+        if os.path.isfile(shipped) and not os.path.exists(included):
+            included = shipped
+        if os.path.realpath(included) in map(os.path.realpath, chain):
+            way = " → ".join(map(str, (*chain, included)))
+            raise ConfigurationError(f"{path}: {INCLUDE}: expected no file that includes itself, got {way}")
+        parts.append(read(included, chain))
     return functools.reduce(merged, [*parts, content])
-
-
-def _included(chain: Sequence[Path], name: str) -> Path:
-    """Return the file ``name``: next to the last file of ``chain``, else one that ships."""
-    path, shipped = chain[-1].parent / name, FOLDER / name
-    if os.path.isfile(shipped) and not os.path.exists(path):
-        path = shipped
-    if os.path.realpath(path) in map(os.path.realpath, chain):
-        way = " → ".join(map(str, (*chain, path)))
-        raise ConfigurationError(f"{chain[-1]}: {INCLUDE}: expected no file that includes itself, got {way}")
-    return path
 
 
 def merged(below: Any, above: Any) -> Any:
@@ -263,8 +257,7 @@ def read_given(path: str | Path | Given, overrides: Sequence[str] = ()) -> Given
     """Return the keys and values of a YAML file or a name that ships, with ``key=value`` overrides.
 
     Keys of nested values are joined by dots, indices of lists are numbers: ``phases.0.epochs=3``.
-    A record that is given as a whole, ``cache={disk: auto}``, replaces the file's. What was read already is
-    returned as it is.
+    A record given as a whole, ``cache={disk: auto}``, replaces the file's. A ``Given`` is returned as it is.
     """
     if isinstance(path, Given):
         return path

@@ -79,8 +79,7 @@ class Warmup(Record):
 
     def resolved(self, span: Span) -> "Warmup":
         """Return the same in steps; it must leave the schedule a step."""
-        key = one_of(self, ("steps", "epochs"))
-        given = getattr(self, key)
+        key, given = one_of(self, ("steps", "epochs"))
         steps = given if key == "steps" else max(1, round(given * span.epoch_steps))
         if steps >= span.steps:
             raise ValueError(
@@ -211,8 +210,7 @@ class Drops(_Warmed):
 
     @model_validator(mode="after")
     def _has_places_in_order(self) -> "Drops":
-        key = one_of(self, PLACES)
-        places = getattr(self, key)
+        key, places = one_of(self, PLACES)
         if not places or any(after <= before for before, after in itertools.pairwise(places)):
             raise ConfigurationError(
                 f"expected one place or more, each after the one before, got {places}", key=key
@@ -226,14 +224,14 @@ class Drops(_Warmed):
     def _in_steps(self, span: Span) -> dict[str, Any]:
         changes = super()._in_steps(span)
         warmup = changes["warmup"]
-        first = max(1, warmup.steps or 0) if warmup is not None else 1
-        key = one_of(self, PLACES)
+        first = 1 if warmup is None else warmup.steps
+        key, given = one_of(self, PLACES)
         unit = {"at_epochs": span.epoch_steps, "at_steps": 1, "at_shares": span.steps}[key]
-        places = [round(place * unit) for place in getattr(self, key)]
+        places = [round(place * unit) for place in given]
         if places[0] < first or places[-1] >= span.steps:
             raise ValueError(
                 f"{key}: expected places in the steps {first} to {span.steps - 1} of the phase, "
-                f"got {getattr(self, key)} (steps {places})"
+                f"got {given} (steps {places})"
             )
         return changes | {"at_epochs": None, "at_shares": None, "at_steps": places}
 

@@ -29,7 +29,7 @@ class ConfigurationError(ValueError):
     """
 
     def __init__(self, text: str, *, key: str = "", source: str = "") -> None:
-        super().__init__(one_line(mask(_joined(source, key, text))))
+        super().__init__(one_line(mask(": ".join(filter(None, (source, key, text))))))
         self.key, self.text = key, text
 
 
@@ -39,16 +39,13 @@ def reported(key: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ConfigurationError(_text(error), key=_inside(key, error)) from error
+        inside, text = _problem(key, error)
+        raise ConfigurationError(text, key=inside) from error
 
 
-def _text(error: ValueError) -> str:
-    return getattr(error, "text", str(error))
-
-
-def _inside(key: str, error: ValueError) -> str:
-    """Return the key that an error names, below ``key``."""
-    return ".".join(filter(None, (key, getattr(error, "key", ""))))
+def _problem(key: str, error: ValueError) -> tuple[str, str]:
+    """Return the key that an error names, below ``key``, and what is wrong with it."""
+    return ".".join(filter(None, (key, getattr(error, "key", "")))), getattr(error, "text", str(error))
 
 
 def expect(expected: str, holds: Callable[[Any], bool]) -> BeforeValidator:
@@ -194,12 +191,12 @@ def imported(table: Mapping[str, Any], kind: str, name: str) -> Any:
 # ----------------------------------------------------------------------------------------------- errors
 
 
-def one_of(record: Record, keys: Sequence[str]) -> str:
-    """Return the only one of ``keys`` that is given."""
+def one_of(record: Record, keys: Sequence[str]) -> tuple[str, Any]:
+    """Return the only one of ``keys`` that is given, and its value."""
     given = [key for key in keys if getattr(record, key) is not None]
     if len(given) != 1:
         raise ConfigurationError(f"expected one of {', '.join(keys)}, got {' and '.join(given) or 'none'}")
-    return given[0]
+    return given[0], getattr(record, given[0])
 
 
 def written(path: Sequence[str | int]) -> str:
@@ -216,7 +213,7 @@ def located_problem(detail: ErrorDetails) -> tuple[str, str]:
     """Return the key and what is wrong with it, for one finding of pydantic."""
     key = written(detail["loc"])
     if detail["type"] == "value_error":
-        return _inside(key, error := detail["ctx"]["error"]), _text(error)
+        return _problem(key, detail["ctx"]["error"])
     if detail["type"] == "missing":
         return key, "missing, expected a value"
     return key, f"expected {detail['msg'].removeprefix('Input should be ')}, got {shown(detail['input'])}"
@@ -224,8 +221,4 @@ def located_problem(detail: ErrorDetails) -> tuple[str, str]:
 
 def describe(detail: ErrorDetails) -> str:
     """Return ``key: what is wrong`` for one finding of pydantic."""
-    return _joined(*located_problem(detail))
-
-
-def _joined(*parts: str) -> str:
-    return ": ".join(filter(None, parts))
+    return ": ".join(filter(None, located_problem(detail)))

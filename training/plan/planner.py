@@ -3,7 +3,7 @@
 Steps, memory, bytes and seconds of each phase, and what the whole run costs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, groupby, pairwise
@@ -29,7 +29,7 @@ from training.plan.exchange import (
     shared_seconds,
 )
 from training.plan.memory import GRADIENTS, Memory, Weights, kept_by, slots_of
-from training.plan.samples import Epoch, Listing
+from training.plan.samples import Listing
 from training.plan.site import Capacity, Site, measured_for, per_second
 from training.run.autotune import UNPREDICTABLE, bucket_mib, check_budget, choices_within
 from training.run.dry_run import resolved_rate
@@ -63,10 +63,9 @@ class PhasePlan:
 
     ``slow_bytes``, ``dense_bytes``: of the busiest node in a step over the slow link, by the phase's reducer
     and by ``dense``; ``peak_bytes``: in one exchange, with local steps of the largest fragment. ``exchange``:
-    seconds of that exchange; ``room``: seconds of the delay's steps, which can hide it. Seconds of a
-    step: ``messages``, ``computing`` on one rank, and the whole ``step``, in which messages may hide behind
-    the backward pass. ``traffic_bytes``: of all nodes in the phase. ``auto``: the pick of ``reducer: auto``,
-    and why. ``None``: not known.
+    seconds of that exchange; ``room``: seconds of the delay's steps, which can hide it. Seconds of a step:
+    ``messages``, ``computing`` on one rank, and ``step``, which may hide messages behind the backward pass.
+    ``traffic_bytes``: of all nodes in the phase. ``auto``: what ``auto`` picks, and why. ``None``: not known.
     """
 
     number: int
@@ -169,7 +168,7 @@ def make_plan(config: Config, site: Site, listing: Listing, weights: Weights) ->
         memory=listing.memory,
         room=site.room(listing.dirs),
         price=_price(config, site),
-        missing=_missing(config, site, phases),
+        missing=list(_missing(config, site, phases)),
     )
     if not isfinite(plan.seconds or 0):
         raise ValueError(f"{site.source}: expected numbers that give a finite time, got {plan.seconds}")
@@ -217,23 +216,21 @@ def _price(config: Config, site: Site) -> float | None:
     return config.dawnbench.cost_per_hour
 
 
-def _missing(config: Config, site: Site, phases: Sequence[PhasePlan]) -> list[str]:
-    """Return a line for each thing that would have to be known for more."""
-    numbers = [phase.number for phase in phases if phase.computing is None]
-    lines, in_file = [], "in a file for --cluster"
+def _missing(config: Config, site: Site, phases: Sequence[PhasePlan]) -> Iterator[str]:
+    """Yield a line for each thing that would have to be known for more."""
+    in_file = "in a file for --cluster"
     if site.profile is None and site.ranks > 1:
-        lines.append("no seconds: expected --cluster, or a profile of these ranks (cloudtrain tune)")
-    elif numbers:
+        yield "no seconds: expected --cluster, or a profile of these ranks (cloudtrain tune)"
+    elif numbers := [phase.number for phase in phases if phase.computing is None]:
         expected = f"expected a throughput of them {in_file}, or cloudtrain tune with this configuration"
-        lines.append(f"no computing in phases {numbers}: {expected}")
+        yield f"no computing in phases {numbers}: {expected}"
     if config.profile is not None and site.file is not None:
-        lines.append(f"profile={config.profile} is not read: {site.source} has the links")
+        yield f"profile={config.profile} is not read: {site.source} has the links"
     for phase in phases:
         if phase.slow_bytes is None:
-            lines.append(f"phase {phase.number}: {phase.reducer} declares no cost: no bytes and no seconds")
+            yield f"phase {phase.number}: {phase.reducer} declares no cost: no bytes and no seconds"
     if _price(config, site) is None:
-        lines.append(f"no cost: expected price_per_node_hour {in_file}, or dawnbench.cost_per_hour")
-    return lines
+        yield f"no cost: expected price_per_node_hour {in_file}, or dawnbench.cost_per_hour"
 
 
 @dataclass(frozen=True)
@@ -297,7 +294,9 @@ class _Planner:
             for each, own in zip(exchanges, shares, strict=True)
         ]
         each_step[-1] = replace(each_step[-1], unhidden=1 / counts[-1])
-        computing = self._computing(number, task.describe(phase), epoch)
+        facts = measured_for(config, number, task.describe(phase), epoch.unit)
+        found = per_second(self.site.throughput, **facts)
+        computing = None if found is None else epoch.global_batch / self.site.ranks / found  # on one rank
         seconds = [self._seconds(phase, each, computing) for each in each_step]
         sent = [each.node_bytes() for each in each_step]
         traffic = total([None if each is None else sum(each) for each in sent], counts)
@@ -330,12 +329,6 @@ class _Planner:
             seconds=total([step for _, step in seconds], counts),
             auto=self.choices[number].reason if number in self.choices else None,
         )
-
-    def _computing(self, number: int, described: str, epoch: Epoch) -> float | None:
-        """Return the seconds in which one rank computes a step, by the site's throughput."""
-        facts = measured_for(self.config, number, described, epoch.unit)
-        found = per_second(self.site.throughput, **facts)
-        return None if found is None else epoch.global_batch / self.site.ranks / found
 
     def _seconds(
         self, phase: Phase, given: StepExchange, computing: float | None

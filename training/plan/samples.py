@@ -12,6 +12,7 @@ from datacache.capacity import store_bytes
 from datacache.manifest import Texts
 from datacache.storage import check_whole
 from training.config.config import Config, Loaded, load_with_warnings
+from training.config.reading import read_given
 from training.datasets import DATASETS
 from training.datasets.dataset import in_one_line
 from training.datasets.synthetic import KNOWN, synthetic
@@ -45,22 +46,14 @@ class Listing:
 
 def load_countable(path: str, overrides: Sequence[str]) -> tuple[Loaded, str | None]:
     """Return a configuration, and a line that says so if its data set is counted by its published size."""
-    counted: list[str] = []
-
-    def change(content: Mapping[str, Any]) -> dict[str, Any]:
-        given = content.get("dataset")
-        keys = given if isinstance(given, Mapping) else {"name": given}
-        name = str(keys.get("name"))
-        if name not in KNOWN or "path" in keys or "path" not in options_of(DATASETS[name]):
-            return dict(content)
-        counted.append(name)
-        return generated(content)
-
-    loaded = load_with_warnings(path, overrides, change)
-    if not counted:
-        return loaded, None
-    samples = KNOWN[counted[0]].samples
-    return loaded, f"dataset.path is not given: counted with the {samples:,} training samples of {counted[0]}"
+    given = read_given(path, overrides)
+    dataset = given.keys.get("dataset")
+    keys = dataset if isinstance(dataset, Mapping) else {"name": dataset}
+    name = str(keys.get("name"))
+    if name not in KNOWN or "path" in keys or "path" not in options_of(DATASETS[name]):
+        return load_with_warnings(given), None
+    counted = f"counted with the {KNOWN[name].samples:,} training samples of {name}"
+    return load_with_warnings(given, change=generated), f"dataset.path is not given: {counted}"
 
 
 def listing_of(config: Config, nodes: Sequence[Sequence[int]], *, is_counted: bool) -> Listing:

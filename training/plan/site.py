@@ -172,8 +172,7 @@ class Capacity:
 class Site:
     """The ranks of a run; ``nodes``: the world ranks of every node. ``source`` names file or profile.
 
-    ``profile``: of the links, if they are known; the profile of a cluster file has no speeds.
-    ``throughput``: of one rank.
+    ``profile``: of the links, if known; that of a cluster file has no speeds. ``throughput``: of one rank.
     """
 
     source: str
@@ -209,13 +208,12 @@ class Site:
 
     def room(self, dirs: CacheDirs) -> Capacity:
         """Return a node's capacity: by the cluster file, else what is free here plus what the cache holds."""
-        if self.file is None:
+        if (file := self.file) is None:
             shm, disk = (
                 None if path is None else free_bytes(path) + sum(each.bytes for each in list_folders(path))
                 for path in (dirs.memory, dirs.disk)
             )
             return Capacity(memory=free_memory_bytes(), shm=shm, disk=disk)
-        file = self.file
         shm_gib = file.shm_gib or (file.memory_gib and SHM_SHARE * file.memory_gib)
         given = (file.memory_gib, file.gpu_memory_gib, shm_gib, file.disk_gib)
         return Capacity(*(None if each is None else int(each * GIB) for each in given))
@@ -239,7 +237,13 @@ def site_of(config: Config, cluster: str | None, ranks: int | None) -> Site:
     """
     given = config.ranks_per_node
     if cluster is not None:
-        site = _on_cluster(cluster, ranks)
+        file = load_cluster(cluster)
+        if ranks is not None and ranks > file.ranks:
+            raise ValueError(f"-np: expected at most the {file.ranks} ranks of {cluster}, got {ranks}")
+        nodes = nodes_of(ranks or file.ranks, file.ranks_per_node)
+        job = Job(tuple(f"node{number}" for number in range(len(nodes))), (), tuple(map(len, nodes)))
+        profile = Profile(job, file.network, NO_SPEEDS)
+        site = Site(f"cluster {cluster}", nodes, profile, file, file.throughput)
     elif (path := _profile_path(config, ranks)) is not None:
         profile = Profile.load(path)
         of_profile = profile.job.ranks_of_nodes
@@ -257,15 +261,6 @@ def site_of(config: Config, cluster: str | None, ranks: int | None) -> Site:
         expected = f"expected {shown} as on the nodes of the {site.source}, got {given}"
         raise ValueError(f"ranks_per_node: {expected}; to plan all the same: ranks_per_node=null")
     return site
-
-
-def _on_cluster(given: str, ranks: int | None) -> Site:
-    file = load_cluster(given)
-    if ranks is not None and ranks > file.ranks:
-        raise ValueError(f"-np: expected at most the {file.ranks} ranks of {given}, got {ranks}")
-    nodes = nodes_of(ranks or file.ranks, file.ranks_per_node)
-    job = Job(tuple(f"node{number}" for number in range(len(nodes))), (), tuple(map(len, nodes)))
-    return Site(f"cluster {given}", nodes, Profile(job, file.network, NO_SPEEDS), file, file.throughput)
 
 
 def _profile_path(config: Config, ranks: int | None) -> Path | None:
