@@ -76,8 +76,7 @@ def test_ddp_has_the_other_means_while_the_last_bucket_is_exchanged(topology):
     ddp, done = in_ddp(), []
     with register(ddp, topology, SPARSE) as gradients:
         train(ddp, topology.world.rank, 4)
-        last = gradients.exchange.reducers[-1]
-        propose = last.propose
+        propose = (last := gradients.exchange.reducers[-1]).propose
 
         def propose_last(*given):
             done.extend(bucket.future.done() for bucket in gradients._buckets)
@@ -85,8 +84,8 @@ def test_ddp_has_the_other_means_while_the_last_bucket_is_exchanged(topology):
 
         last.propose = propose_last
         backward(ddp, batches(topology.world.rank, 1)[0])
-        others = len(gradients.exchange.sizes) - 1
-        assert others and done == [gradients.exchange.overlaps] * others + [False]
+        assert len(done) == (len(gradients.exchange.sizes) if gradients.exchange.overlaps else 0)
+    assert done[:-1] == [True] * len(done[:-1])
 
 
 def test_accumulated_gradients_are_exchanged_once(topology):
@@ -248,23 +247,13 @@ def test_a_gradient_scaler_skips_the_step_on_all_ranks(topology):
 # --------------------------------------------------------------------------------- a resume
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        SPARSE,
-        {
-            "name": "oktopk",
-            "density": 0.02,
-            "wire": "gap+qsgd8",
-            "wrappers": [{"name": "momentum_correction", "momentum": 0.9}],
-        },
-        *({"name": name} for name in REDUCERS if name != "oktopk"),
-    ],
-    ids=str,
-)
+WITH_VELOCITIES = {"wire": "gap+qsgd8", "wrappers": [{"name": "momentum_correction", "momentum": 0.9}]}
+OTHERS = [{"name": name} for name in REDUCERS if name != "oktopk"]
+
+
+@pytest.mark.parametrize("config", [SPARSE, SPARSE | {"name": "oktopk"} | WITH_VELOCITIES, *OTHERS], ids=str)
 def test_a_restored_run_goes_on_to_the_bit(topology, config):
-    rank = topology.world.rank
-    ddp = in_ddp()
+    rank, ddp = topology.world.rank, in_ddp()
     optimizer = torch.optim.SGD(ddp.parameters(), 0.02, momentum=0.5)
     with register(ddp, topology, config) as gradients:
         train(ddp, rank, 3, optimizer)
@@ -309,10 +298,8 @@ def test_what_cannot_be_registered_is_refused_in_one_line(topology):
     with pytest.raises(UnknownName, match='did you mean "hitopk"'):
         register(in_ddp(), topology, {"name": "hitop"})
     ddp = in_ddp()
-    with (
-        register(ddp, topology, SPARSE),
-        pytest.raises(InvalidArgument, match="^ddp: .*without a hook: .*once"),
-    ):
+    once = pytest.raises(InvalidArgument, match="^ddp: .*without a hook: .*once")
+    with register(ddp, topology, SPARSE), once:
         register(ddp, topology, SPARSE)
 
 
@@ -334,9 +321,7 @@ def test_ranks_that_disagree_raise_in_backpropagation(topology):
 def test_sparse_gradients_are_refused(topology):
     ddp = in_ddp(torch.nn.Sequential(torch.nn.Embedding(4, 8, sparse=True), torch.nn.Linear(8, 1)))
     register(ddp, topology, SPARSE)
-    with pytest.raises(
-        InvalidArgument, match="^gradient: expected a dense one, got a sparse one of 0.weight"
-    ):
+    with pytest.raises(InvalidArgument, match=r"^gradient: expected a dense .* sparse one of 0\.weight"):
         ddp(torch.tensor([1])).sum().backward()
 
 
@@ -345,9 +330,7 @@ def test_a_process_group_of_other_ranks_is_refused_on_all(topology):
         pytest.skip("one rank has no other group")
     groups = [distributed.new_group([rank]) for rank in range(topology.world.size)]
     ddp = in_ddp(process_group=groups[topology.world.rank])
-    with pytest.raises(
-        RanksDisagree, match=r"^process_group: expected the \d ranks .* groups of \[1\] ranks"
-    ):
+    with pytest.raises(RanksDisagree, match=r"^process_group: expected the \d ranks .* of \[1\] ranks"):
         register(ddp, topology, SPARSE)
 
 
