@@ -135,7 +135,8 @@ class BucketExchange(Exchange):
         """See :meth:`Exchange.submit`. Raises ``InvalidArgument`` for a bucket that was submitted already.
 
         ``take`` is called with the mean of a dense bucket as soon as that is made, by the thread that
-        exchanges, before it is known whether the step counts; where the exchange fails, with the gradient.
+        exchanges, before it is known whether the step counts; with ``overlap``, and where the exchange fails
+        or is closed, with the gradient. From then on the gradient may change.
         """
         with self._changed:
             if self._error is not None:
@@ -284,7 +285,10 @@ class BucketExchange(Exchange):
                 take(self._submitted[bucket])
 
     def _wait_for_thread(self, since: float | None) -> float:
-        """Wait until the step is over; return the seconds that took. Raises what the thread has raised."""
+        """Wait until the step is over; return the seconds from ``since`` until it was, 0 if it was before.
+
+        Raises what the thread has raised.
+        """
         start = self._world.now() if since is None else since
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or self._error is not None or self._is_closed)

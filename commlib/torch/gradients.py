@@ -1,8 +1,8 @@
 """The communication hook of DistributedDataParallel: from its buckets to those of an exchange, and back.
 
 DDP gives a bucket to the hook when its gradients are computed, in the same order on all ranks. At the end of
-backpropagation it waits for the futures that the hook returned, and copies one mean while others are
-exchanged. Whether a step counts is known when all buckets are exchanged: gradients are then made NaN if not.
+backpropagation it waits for the futures that the hook returned; with overlap it copies one mean while others
+are exchanged. Whether a step counts is known when all are: if it does not, all gradients are then made NaN.
 """
 
 import copy
