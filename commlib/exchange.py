@@ -21,7 +21,7 @@ import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeVar
@@ -282,7 +282,8 @@ class BucketExchange(Exchange):
                 self._changed.notify_all()
         finally:
             for bucket, take in self._takers.items():  # so that nobody waits for a step that has failed
-                take(self._submitted[bucket])
+                with suppress(Exception):
+                    take(self._submitted[bucket])
 
     def _wait_for_thread(self, since: float | None) -> float:
         """Wait until the step is over; return the seconds from ``since`` until it was, 0 if it was before.

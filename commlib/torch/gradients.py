@@ -48,8 +48,12 @@ class _Bucket:
         return gradient
 
     def complete(self, mean: Float32) -> None:
-        """Give DDP the mean."""
-        self.future.set_result(torch.from_numpy(mean).to(self.buffer.dtype))
+        """Give DDP the mean; where that cannot be converted, its own gradient: it must not wait for ever."""
+        given = self.buffer
+        try:
+            given = torch.from_numpy(mean).to(self.buffer.dtype)
+        finally:
+            self.future.set_result(given)
 
 
 def register(
@@ -104,7 +108,7 @@ class DistributedGradients(Closing):
         self._places: dict[str, slice] = {}  # of the parameters, in the vector of the exchange
         self._recorder: Recorder | None = None
         self._collected = 0  # steps since the hook was registered or a state was loaded
-        self._buckets: list[_Bucket] = []  # of the step under way
+        self._buckets: list[_Bucket] = []  # of the step under way, until the last one is there
         self._computed: set[int] = set()  # parameters with a new gradient
         self._is_exchanging = self._is_closed = False
         try:
@@ -196,46 +200,56 @@ class DistributedGradients(Closing):
             raise InvalidArgument(f"gradient: expected a dense one, got a sparse one of {names[0]}")
         taken = _Bucket(names, bucket.buffer())
         self._buckets.append(taken)
-        if self._collected < COLLECTED_STEPS:
-            if bucket.is_last():
-                self._exchange_collected()
-            return taken.future
-        assert self.exchange is not None
-        number = len(self._buckets) - 1
-        if self._layout[number : number + 1] != [names]:
-            raise InvalidArgument(
-                f"ddp: expected the buckets of the step before, got another with {names[0]}"
-            )
-        is_early = self.exchange.overlaps
-        self.exchange.submit(number, taken.gradient, taken.complete if is_early else None)
+        is_collected = self._collected < COLLECTED_STEPS
+        if not is_collected:
+            self._submit(len(self._buckets) - 1, taken)
         if bucket.is_last():
-            try:  # DDP adds its own end of the step behind this one
-                _at_the_end(self._wait if is_early else self._give)
-            except RuntimeError:  # for a rank in ``ddp.join()``, there is no backpropagation
-                self._finish() if is_early else self._give()
+            buckets, self._buckets = self._buckets, []
+            self._computed.clear()
+            if is_collected:
+                self._exchange_collected(buckets)
+            else:
+                self._end_step(buckets)
         return taken.future
 
-    def _exchange_collected(self) -> None:
+    def _submit(self, number: int, bucket: _Bucket) -> None:
+        assert self.exchange is not None
+        if self._layout[number : number + 1] != [bucket.names]:
+            raise InvalidArgument(
+                f"ddp: expected the buckets of the step before, got another with {bucket.names[0]}"
+            )
+        self.exchange.submit(number, bucket.gradient, bucket.complete if self.exchange.overlaps else None)
+
+    def _end_step(self, buckets: list[_Bucket]) -> None:
+        """Finish the step when DDP begins to wait for the means; with overlap, when it has copied them."""
+        assert self.exchange is not None
+        is_early = self.exchange.overlaps
+        try:  # DDP adds its own end of the step behind this one
+            _at_the_end(self._finish_behind_ddp if is_early else partial(self._give, buckets))
+        except RuntimeError:  # for a rank in ``ddp.join()``, there is no backpropagation
+            self._finish() if is_early else self._give(buckets)
+
+    def _exchange_collected(self, buckets: list[_Bucket]) -> None:
         """Exchange a step at its end, in the buckets of the exchange, whatever DDP's are.
 
         They become DDP's in the last of these steps. After a state was loaded they are those of the state.
         """
         self._collected += 1
-        layout = [each.names for each in self._buckets]
+        layout = [each.names for each in buckets]
         if self.exchange is None or (self._collected == COLLECTED_STEPS and layout != self._layout):
             self._make_exchange(layout)
         assert self.exchange is not None
         gradients: dict[str, Float32] = {}
-        for each in self._buckets:
+        for each in buckets:
             gradients |= zip(each.names, np.split(each.gradient, self._ends(each.names)[:-1]), strict=True)
         for number, names in enumerate(self._layout):
             self.exchange.submit(number, np.concatenate([gradients[name] for name in names]))
-        self._give()
+        self._give(buckets)
 
-    def _give(self) -> None:
+    def _give(self, buckets: list[_Bucket]) -> None:
         """Wait for the means of all buckets, and give them to DDP."""
         assert self.exchange is not None
-        buckets, mean = self._buckets, self._finish()
+        mean = self._finish()
         if [each.names for each in buckets] == self._layout:
             parts = [mean[own] for own in self.exchange.slices]
         else:
@@ -243,15 +257,12 @@ class DistributedGradients(Closing):
         for each, part in zip(buckets, parts, strict=True):
             each.complete(part)
 
-    def _wait(self) -> None:
-        """Finish the step behind DDP's end of it, which waits for the means and copies them."""
+    def _finish_behind_ddp(self) -> None:
         _at_the_end(partial(self._finish, self.topology.world.now()))
 
     def _finish(self, since: float | None = None) -> Float32:
         """Return the mean of the step. ``since``: when DDP, which has copied it, began to wait."""
         assert self.exchange is not None
-        self._buckets = []
-        self._computed.clear()
         mean, self.report = self.exchange.wait(since)
         if since is not None and not self.report.finite:
             for parameter in self._parameters.values():

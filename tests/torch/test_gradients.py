@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed here: scri
 from torch import distributed  # noqa: E402
 
 from commlib.torch import broadcast, register  # noqa: E402
+from commlib.torch.gradients import _Bucket  # noqa: E402
 from tests.torch.models import (  # noqa: E402
     batches,
     everywhere,
@@ -71,20 +72,24 @@ def test_buckets_that_overlap_give_the_same_bits(topology):
     assert all(torch.equal(weights[0], other) for other in everywhere(topology, weights[0]))
 
 
-def test_ddp_has_the_other_means_while_the_last_bucket_is_exchanged(topology):
-    ddp, done = in_ddp(), []
+def test_ddp_has_the_other_means_while_the_last_bucket_is_exchanged(topology, monkeypatch):
+    ddp, order, complete = in_ddp(), [], _Bucket.complete
+    monkeypatch.setattr(_Bucket, "complete", lambda *given: order.append("mean") or complete(*given))
     with register(ddp, topology, SPARSE) as gradients:
         train(ddp, topology.world.rank, 4)
         propose = (last := gradients.exchange.reducers[-1]).propose
-
-        def propose_last(*given):
-            done.extend(bucket.future.done() for bucket in gradients._buckets)
-            return propose(*given)
-
-        last.propose = propose_last
+        last.propose = lambda *given: order.append("last") or propose(*given)
+        order.clear()
         backward(ddp, batches(topology.world.rank, 1)[0])
-        assert len(done) == (len(gradients.exchange.sizes) if gradients.exchange.overlaps else 0)
-    assert done[:-1] == [True] * len(done[:-1])
+        others, overlaps = ["mean"] * (len(gradients.exchange.sizes) - 1), gradients.exchange.overlaps
+    assert order == ([*others, "last", "mean"] if overlaps else ["last", *others, "mean"])
+
+
+def test_a_mean_that_cannot_be_converted_leaves_ddp_with_its_gradient():
+    bucket = _Bucket(["weight"], torch.ones(3, dtype=torch.float16))
+    with pytest.raises(TypeError):
+        bucket.complete(None)
+    assert bucket.future.value() is bucket.buffer
 
 
 def test_accumulated_gradients_are_exchanged_once(topology):
