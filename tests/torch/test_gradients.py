@@ -133,8 +133,7 @@ class Branches(torch.nn.Module):
 
 
 def test_parameters_that_some_ranks_do_not_use_are_exchanged_where_ddp_looks_for_them(topology):
-    rank = topology.world.rank
-    found = []
+    rank, found = topology.world.rank, []
     for reduced in (False, True):
         torch.manual_seed(1)
         ddp = in_ddp(Branches(), find_unused_parameters=True)
@@ -171,8 +170,7 @@ def test_what_is_applied_and_what_is_held_back_is_all_there_was(topology, name):
     applied = {key: torch.zeros_like(each) for key, each in sent.items()}
     with register(ddp, topology, {"name": name, "density": 0.02}) as gradients:
         for batch in batches(topology.world.rank, 5):
-            own = own_gradients(ddp, batch)
-            mean = backward(ddp, batch)
+            own, mean = own_gradients(ddp, batch), backward(ddp, batch)
             layouts.append(gradients.exchange.sizes)
             for key in sent:
                 sent[key] += own[key]
@@ -188,8 +186,7 @@ def test_what_is_applied_and_what_is_held_back_is_all_there_was(topology, name):
 
 
 def test_a_switch_applies_what_the_reducer_before_held_back(topology):
-    ddp = in_ddp()
-    steps = batches(topology.world.rank, 4)
+    ddp, steps = in_ddp(), batches(topology.world.rank, 4)
     own = [own_gradients(ddp, batch) for batch in steps]
     with register(ddp, topology, SPARSE) as gradients:
         means = [backward(ddp, batch) for batch in steps[:3]]
@@ -208,8 +205,7 @@ def test_gradients_of_sixteen_bits_are_added_up_in_float32(topology, dtype):
     ddp = in_ddp(network(dtype))
     with register(ddp, topology, {"name": "dense"}):
         for batch in batches(topology.world.rank, 3, dtype):
-            own = own_gradients(ddp, batch)
-            mean = backward(ddp, batch)
+            own, mean = own_gradients(ddp, batch), backward(ddp, batch)
             for name, expected in mean_over_ranks(topology, own).items():
                 assert mean[name].dtype == dtype
                 assert torch.equal(mean[name], expected.to(dtype))
@@ -267,7 +263,6 @@ def test_a_restored_run_goes_on_to_the_bit(topology, config):
         torch.save([ddp.module.state_dict(), optimizer.state_dict(), gradients.state_dict()], file)
         through = train(ddp, rank, 7, optimizer, start=3)
         residual = gradients.residual
-
     file.seek(0)
     model, state, held = torch.load(file)
     restored = in_ddp()
