@@ -31,7 +31,7 @@ from benchmarks.pto import tables as pto_tables
 from benchmarks.race import A_STEP, TO_ACCURACY, runs_table, steps_table
 from benchmarks.reducers import table_of
 from training.bench.cache import table as cache_table
-from training.bench.record import Record
+from training.bench.record import Record, code_of
 from training.bench.reducers import label, percent
 from training.bench.selection import case_table
 from training.commands.printing import NOTHING, Table, milliseconds
@@ -214,7 +214,8 @@ def planned(found: dict[str, Results]) -> str:
     off = [abs(each - 1) for each in ratios]
     near, half = sum(each <= 0.2 for each in off), f"{median(off):.0%}"
     sources = from_docs(", ".join(race.link for race in races))
-    verdict = f"Of {len(off)} steps {near} are planned within 20 %, half within {half} ({sources}).\n"
+    verdict = f"Of {len(off)} steps {near} are planned within 20 %, half within {half} ({sources})."
+    verdict += max(race.since for race in races) + "\n"
     rows = []
     for record, of_measured in zip(records, ratios, strict=True):
         case, of_step = record.case, (record.more["planned_seconds"], record.seconds.median)
@@ -284,8 +285,9 @@ def claimed(found: dict[str, Results]) -> str:
         seconds = local_steps.seconds_to(runs.target, runs, own)
         fastest = min((name for name in dense if name in seconds), key=seconds.__getitem__)
         cells = _cells(subject, seconds[subject], FASTEST.format(fastest), seconds[fastest])
-        cores = f"[{own[subject]['machine']['cores']}](docs/local_steps.md#time-to-the-same-loss){OLDER}"
-        rows.append([GPT, _links({"rate": rate, "ranks_of_nodes": [1] * 4}), *cells, cores])
+        cores = f"[{own[subject]['machine']['cores']}](docs/local_steps.md#time-to-the-same-loss)"
+        older = OLDER * (own[subject].get("code") != code_of(own[subject]["bench"]))
+        rows.append([GPT, _links({"rate": rate, "ranks_of_nodes": [1] * 4}), *cells, cores + older])
     header = ["what", "links, nodes × ranks", "cloudtrain", "", "compared with", "", "×", "cores"]
     return markdown(header, rows)
 

@@ -25,7 +25,7 @@ from benchmarks.drawing.pages import layout_in_words, markdown, rate_in_words
 from benchmarks.drawing.style import PALETTE, docs_picture
 from benchmarks.emulated.nodes import Cluster
 from commlib import Topology
-from training.bench.record import Seconds
+from training.bench.record import Seconds, code_of
 from training.bench.train import endless
 
 SAMPLE_SECONDS, WINDOW_SECONDS = 0.02, 0.1
@@ -105,16 +105,16 @@ def record_of(case: Json, told: Mapping[str, Any], samples: Sequence[tuple[float
     window = round(WINDOW_SECONDS / SAMPLE_SECONDS)
     return {
         "bench": "local steps, link",
+        "code": code_of("local steps, link"),
         "case": case,
         "seconds": asdict(Seconds.of(np.diff(begun).tolist())),
         "steps": told["steps"],
         "peak_bytes": max(int((each[window:] - each[:-window]).max()) for each in by_node),
         "hidden_share": sum(told["hidden"]) / (sum(told["busy"]) or 1.0),
         "utilisation": fmean(told["computing"]) / (begun[-1] - begun[0]),
-        **{key: told[key] for key in ("busy", "hidden", "computing")},
         "sent": np.diff(busiest).round().astype(int).tolist(),
         "sample_seconds": SAMPLE_SECONDS,
-        **{key: told[key] for key in ("weights", "machine", "settings")},
+        **{key: told[key] for key in ("busy", "hidden", "computing", "weights", "machine", "settings")},
         "command": "python -m benchmarks.local_steps --link",
     }
 

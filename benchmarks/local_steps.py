@@ -28,7 +28,7 @@ from benchmarks.drawing.pages import markdown, rate_in_words, rewrite
 from benchmarks.drawing.style import PALETTE, docs_picture
 from benchmarks.jobs import EmulatedCluster, Layout, cluster_until_end, environment, module, ratio
 from benchmarks.race_plan import HOROVOD_RING, RING
-from training.bench.record import Seconds, machine
+from training.bench.record import Seconds, code_of, machine
 from training.callbacks.callback import Callback, Event
 from training.commands.printing import NOTHING, times
 
@@ -173,6 +173,7 @@ def time_record(case: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, A
     shown = ("bytes", "card_bytes", "stages", "reducer", "weights", "nodes", "machine", "settings")
     return {
         "bench": "local steps, times",
+        "code": code_of("local steps, times"),
         "case": case,
         "seconds": asdict(Seconds.of(told["seconds"])),
         **{key: told[key] for key in shown},

@@ -83,7 +83,7 @@ torch_ddp() { # RATE ARGUMENT…: PyTorch on four nodes of one rank
         .venv-frameworks/bin/python -m benchmarks.torch_ddp --rate "$@"
     .venv/bin/python -m benchmarks.emulated down
 }
-torch_ddp 0.2gbit --steps 30
+torch_ddp 0.2gbit
 torch_ddp 1gbit --network deep --batch 1024 --steps 12 --subject 'ddp over gloo' --subject 'dense, no overlap' --subject dense
 part "$results-jax-exchange.jsonl" "${mpirun[@]}" -np 2 .venv-frameworks/bin/python -m benchmarks.jax_exchange
 

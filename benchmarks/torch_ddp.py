@@ -56,7 +56,6 @@ def subjects(topology: commlib.Topology) -> dict[str, Callable[[Any], Distribute
         "dense": {"name": "dense"},
         "hitopk": {"name": "hitopk", "density": 0.01},
         "hitopk, gap+fp16": {"name": "hitopk", "density": 0.01, "wire": "gap+fp16"},
-        "exdyna": {"name": "exdyna", "density": 0.01},
         "powersgd": {"name": "powersgd", "matrix_rank": 4},
         "hitopk, gap+qsgd2, one bucket": {"name": "hitopk", "density": 0.01, "wire": "gap+qsgd2"},
         "powersgd, one bucket": {"name": "powersgd", "matrix_rank": 4},

@@ -32,7 +32,8 @@ PROMPTED = ["docs/linear.md", "docs/reducers.md", "docs/training.md"]
 # Programs, also of tests/test_examples.py, torch, jax and training/test_own_parts.py. What horovodrun starts
 # trains in training/test_train.py.
 PROGRAMS = {"README.md": 5, "datacache/README.md": 1, "docs/training.md": 1, "docs/own_parts.md": 7}
-PROGRAMS |= {"docs/from_horovod.md": 1, "docs/from_jax.md": 1, "docs/from_pytorch.md": 2}
+PROGRAMS |= {"docs/from_horovod.md": 1, "docs/from_jax.md": 1, "docs/from_pytorch.md": 1}
+PROGRAMS |= {"docs/local_steps.md": 1}
 WRITTEN_BY_USERS = ("my.yaml", "my_cluster.yaml", "my.py")
 OF_OTHERS = {"git", "docker", "kubectl", "sbatch"}  # of which only the files are checked
 COMMANDS = {"cd", "source", "mpirun", "horovodrun", "python", "pytest", "cloudtrain", *OF_OTHERS}

@@ -1,6 +1,7 @@
 """Where a user's files go, and what is said where there is no place for them."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -8,15 +9,12 @@ from commlib.errors import InvalidArgument
 from commlib.folders import expanded, user_cache
 
 
-def no_home() -> Path:
-    raise RuntimeError("Could not determine home directory.")
-
-
 @pytest.mark.parametrize("home", [None, "", "relative"])
 def test_a_missing_home_is_one_line_that_names_it(monkeypatch: pytest.MonkeyPatch, home: str | None) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("HOME", raising=False)
-    monkeypatch.setattr(Path, "home", no_home)  # as for a user of whom the system knows nothing
+    unknown = RuntimeError("Could not determine home directory.")  # to the system
+    monkeypatch.setattr(Path, "home", Mock(side_effect=unknown))
     if home is not None:
         monkeypatch.setenv("HOME", home)
     for call in (user_cache, lambda: expanded("~/samples")):

@@ -37,16 +37,13 @@ LIGHT = {
 }
 
 
-def module_name(path):
-    """Return the dotted name of a file of ours."""
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-
-
 @cache
 def sources() -> dict[str, ast.Module]:
     """Return the syntax trees of our modules, by name."""
     return {
-        module_name(path): ast.parse(path.read_text())
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): ast.parse(
+            path.read_text()
+        )
         for package in (*sorted(LIBRARIES), "training")
         for path in (ROOT / package).rglob("*.py")
     }

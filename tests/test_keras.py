@@ -1,6 +1,7 @@
 """``model.fit`` on many ranks: the optimizer, what Keras does with it, and the callbacks."""
 
 import copy
+import importlib
 import subprocess
 import sys
 from functools import partial
@@ -206,6 +207,9 @@ def test_keras_on_another_backend_is_refused_with_the_way_to_go(monkeypatch):
     monkeypatch.setattr(keras.config, "backend", lambda: "torch")
     with pytest.raises(InvalidArgument, match="KERAS_BACKEND: expected tensorflow, got torch: commlib.torch"):
         simulated.run(distributed, 1)
+    monkeypatch.setenv("KERAS_BACKEND", "openvino")
+    with pytest.raises(InvalidArgument, match="KERAS_BACKEND: expected .* openvino, which is not installed$"):
+        importlib.reload(commlib.keras)
 
 
 # ------------------------------------------------------------- what Keras does with an optimizer

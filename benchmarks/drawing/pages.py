@@ -37,8 +37,11 @@ class Results:
         commands = [re.sub(r"^(\w+)\.py", r"python -m benchmarks.\1", each) for each in given]
         machine = self.records[0].more["machine"]
         where = f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gib']} GiB"
-        since = "" if self.is_current else " The code that they measure has changed since."
-        return f"`{'`, `'.join(commands)}` on {where} ({self.link}).{since}\n"
+        return f"`{'`, `'.join(commands)}` on {where} ({self.link}).{self.since}\n"
+
+    @property
+    def since(self) -> str:
+        return "" if self.is_current else " The code that they measure has changed since."
 
     @property
     def is_current(self) -> bool:

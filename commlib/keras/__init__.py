@@ -1,6 +1,14 @@
 """``model.fit`` on all ranks: an optimizer and its callbacks. Imports TensorFlow and Keras."""
 
-from commlib.keras.callbacks import (
+import os
+from importlib.util import find_spec
+
+from commlib.errors import InvalidArgument
+
+if find_spec(backend := os.environ.get("KERAS_BACKEND") or "tensorflow") is None:
+    raise InvalidArgument(f"KERAS_BACKEND: expected tensorflow, got {backend}, which is not installed")
+
+from commlib.keras.callbacks import (  # noqa: E402
     AverageMetrics,
     AverageMovingStatistics,
     BackupAndRestore,
@@ -10,8 +18,12 @@ from commlib.keras.callbacks import (
     SynchronizeEpochs,
     default_callbacks,
 )
-from commlib.keras.optimizer import DistributedOptimizer, load_model
-from commlib.keras.ranks import SyncBatchNormalization, average_metrics, broadcast_variables
+from commlib.keras.optimizer import DistributedOptimizer, load_model  # noqa: E402
+from commlib.keras.ranks import (  # noqa: E402
+    SyncBatchNormalization,
+    average_metrics,
+    broadcast_variables,
+)
 
 __all__ = [
     "AverageMetrics",

@@ -81,7 +81,8 @@ class DistributedGradients(Closing):
     in the first step. ``report``: of the latest step, ``None`` before the first.
 
     Where a rank has a NaN or an infinity, the step is skipped: all gradients become NaN on all ranks, and no
-    residual changes. Test ``finite`` before ``optimizer.step()``, or let ``torch.amp.GradScaler`` do so.
+    residual changes. Test ``finite`` before ``optimizer.step()``, or let ``torch.amp.GradScaler`` do so; the
+    residual keeps the scale of the steps that it comes from.
     """
 
     def __init__(
@@ -160,15 +161,15 @@ class DistributedGradients(Closing):
         The next steps are those that would have followed, to the bit, if the state was taken after the third
         step. ``InvalidArgument`` for other parameters, another reducer or other nodes.
         """
-        self._forget()
-        if state["exchange"] is None:
-            return
         names = {name for bucket in state["layout"] for name in bucket}
-        if names != self._parameters.keys():
+        if names and names != self._parameters.keys():
             apart = ", ".join(sorted(names ^ self._parameters.keys()))
             raise InvalidArgument(
                 f"state: expected one of the same parameters, got one that differs in {apart}"
             )
+        self._forget()
+        if state["exchange"] is None:
+            return
         self._make_exchange(state["layout"])
         assert self.exchange is not None
         self.exchange.load_state_dict(with_arrays(state["exchange"]))
@@ -206,6 +207,7 @@ class DistributedGradients(Closing):
         if bucket.is_last():
             buckets, self._buckets = self._buckets, []
             self._computed.clear()
+            self._is_exchanging = False
             if is_collected:
                 self._exchange_collected(buckets)
             else:

@@ -1,5 +1,6 @@
 """The hook of DistributedDataParallel against plain DDP, on the ranks of the job that pytest runs in."""
 
+import copy
 import io
 
 import numpy as np
@@ -108,11 +109,20 @@ def test_accumulated_gradients_are_exchanged_once(topology):
         torch.testing.assert_close(found[name].double(), mean, rtol=1e-5, atol=1e-6)  # float32 sums
 
 
+def test_a_backpropagation_past_ddp_is_no_step(topology):
+    ddp, (batch,) = in_ddp(), batches(topology.world.rank, 1)
+    with register(ddp, topology, SPARSE) as gradients:
+        for _ in range(4):
+            backward(ddp, batch)
+            loss_of(ddp.module, batch).backward()
+        assert gradients.exchange.steps == 2  # since the buckets were remade
+
+
 def test_two_models_share_a_backpropagation(topology):
-    first, second = in_ddp(network()), in_ddp(torch.nn.Linear(1, 1))
+    first, second, dense = in_ddp(network()), in_ddp(torch.nn.Linear(1, 1)), {"name": "dense"}
     (batch,) = batches(topology.world.rank, 1)
-    with register(first, topology, {"name": "dense"}), register(second, topology, {"name": "dense"}):
-        for _ in range(3):
+    with register(first, topology, dense, overlap=False), register(second, topology, dense, overlap=False):
+        for _ in range(5):
             first.zero_grad()
             second.zero_grad()
             second(first(batch)).mean().backward()
@@ -276,12 +286,14 @@ def test_a_restored_run_goes_on_to_the_bit(topology, config):
 
 
 def test_a_state_of_before_the_first_step_and_one_of_another_model(topology):
-    ddp, other = in_ddp(), in_ddp(torch.nn.Linear(3, 1))
+    ddp, other = in_ddp(), in_ddp(torch.nn.Linear(8, 1))
     with register(ddp, topology, SPARSE) as gradients, register(other, topology, SPARSE) as others:
         begin = gradients.state_dict()
         train(ddp, topology.world.rank, 3)
+        train(other, topology.world.rank, 2)
         with pytest.raises(InvalidArgument, match="state: .*0.weight"):
             others.load_state_dict(gradients.state_dict())
+        assert others.exchange.steps
         gradients.load_state_dict(begin)
         assert not any(each.any() for each in gradients.residual.values())
         train(ddp, topology.world.rank, 1)
@@ -356,7 +368,7 @@ def test_weights_and_buffers_become_those_of_rank_0(topology):
     torch.manual_seed(topology.world.rank)
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)).to(torch.bfloat16)
     model(torch.randn(4, 2).to(torch.bfloat16))
+    expected = everywhere(topology, copy.deepcopy(model.state_dict()))[0]
     broadcast(model, topology)
-    state = model.state_dict()
-    assert all(equal(state, other) for other in everywhere(topology, state))
+    assert equal(state := model.state_dict(), expected)
     assert np.isfinite(float(state["1.running_mean"].sum()))

@@ -10,8 +10,8 @@ from tests.launching import ROOT, mpirun, python_on_ranks, tail
 
 pytest.importorskip("torch", reason="PyTorch is not installed here: scripts/install.sh frameworks")
 
-PAGE = (ROOT / "docs" / "from_pytorch.md").read_text()
-PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+PAGES = [(ROOT / "docs" / name).read_text() for name in ("from_pytorch.md", "local_steps.md")]
+PROGRAMS = re.findall(r"```python\n(.*?)```", "".join(PAGES), re.DOTALL)
 UNUSED = """
 import torch, commlib
 from torch.nn.parallel import DistributedDataParallel
@@ -80,7 +80,7 @@ def test_the_example_of_local_steps_ends_with_one_model_that_has_learned():
 
 
 @pytest.mark.launch
-def test_the_programs_of_the_page_run(tmp_path):
+def test_the_programs_of_the_pages_run(tmp_path):
     through_checkpoint, local = (python_on_ranks(2, program, cwd=tmp_path) for program in PROGRAMS)
     assert through_checkpoint.returncode == 0, tail(through_checkpoint)
     losses = re.findall(r"loss (\S+), and from its checkpoint (\S+)", through_checkpoint.stdout)

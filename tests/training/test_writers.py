@@ -128,18 +128,14 @@ def numbers_by_step(method):
     return found
 
 
-def put_secret_in(run):
-    entry = DawnBenchEntry(code_url=f"https://me:{SECRET}@host/code")
-    run.config = run.config.model_copy(update={"dawnbench": entry})
-
-
 WORDS = ["log_every=2", "optimizer={name: sgd, momentum: 0.9}", "checkpoints={every_steps: 2}"]
 
 
 def crash_and_go_on(folder, callback, package):
     """Train with a callback, with a crash in between; return the folder of the run."""
     run = trainer(folder, f"callbacks=[{callback}]", *WORDS, phases=PHASES)
-    put_secret_in(run)
+    entry = DawnBenchEntry(code_url=f"https://me:{SECRET}@host/code")
+    run.config = run.config.model_copy(update={"dawnbench": entry})
     assert package.mock_calls == []  # nothing before the run begins
     crash_after(run, 3)
     trainer(folder, f"callbacks=[{callback}]", *WORDS, "resume=auto", phases=PHASES).fit()

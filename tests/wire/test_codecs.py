@@ -125,10 +125,6 @@ def little_endian(bits):
     return np.packbits(bits + [0] * (-len(bits) % 32), bitorder="little").tobytes()
 
 
-def raw32_message(vector):
-    return vector.indices.tobytes()
-
-
 def bitmap_message(vector):
     bits = np.zeros(vector.size, int)
     bits[vector.indices] = 1
@@ -147,7 +143,7 @@ def gap_message(vector):
     return np.array([entries], vector.indices.dtype).tobytes() + little_endian(low + unary)
 
 
-INDEX_MESSAGE = {"raw32": raw32_message, "gap": gap_message, "bitmap": bitmap_message}
+INDEX_MESSAGE = {"raw32": lambda each: each.indices.tobytes(), "gap": gap_message, "bitmap": bitmap_message}
 
 
 def expected_bytes(name, vector):

@@ -46,7 +46,7 @@ SETTING = re.compile(
     r"|OMPI_MCA_(coll|btl|mpi_yield_when_idle)"
 )
 # Whose sources the numbers of a bench are of: modules and packages of the tree.
-ENTRIES = ("commlib/entries.py", "commlib/products.py", "commlib/vectors.py")
+ENTRIES = tuple(f"commlib/{name}.py" for name in ("arrays", "entries", "kernels", "products", "vectors"))
 REDUCED = (*ENTRIES, "commlib/reducers", "commlib/selection", "commlib/transport", "commlib/wire")
 STEP = (
     *REDUCED,
@@ -56,12 +56,16 @@ STEP = (
         f"training/run/{name}.py"
         for name in ("backward", "data", "exchange", "model", "optimizer", "phases", "step", "trainer")
     ),
+    "training/models",
 )
+LOCAL_STEPS = (*STEP, "commlib/rounds.py", "training/run/local_steps.py")
 MEASURED = {
     "cache": ("datacache",),
     "gpu_selection": (*ENTRIES, "commlib/gpu"),
-    "jax_exchange": (*REDUCED, "commlib/arrays.py", "commlib/exchange.py", "commlib/jax.py"),
+    "jax_exchange": (*REDUCED, "commlib/exchange.py", "commlib/jax.py"),
     "linear": (*REDUCED, "training/linear"),
+    "local steps, link": LOCAL_STEPS,
+    "local steps, times": LOCAL_STEPS,
     "pto": ("pto",),
     "race": STEP,
     "selection": (*ENTRIES, "commlib/selection"),
