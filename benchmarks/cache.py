@@ -1,15 +1,15 @@
-"""Batches from the levels of the cache, beside throttled storage, ``tf.data``, and on one core.
+"""Batches from the levels of the cache, beside throttled storage, ``tf.data``, and one thread.
 
-python -m benchmarks.cache [--json]
+python -m benchmarks.cache [--samples 600] [--json]
 """
 
 import argparse
-import os
+import functools
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +25,35 @@ from training.bench.record import Record, report
 
 SAMPLES = 10_000
 GBIT, LATENCY_SECONDS = 1, 2e-3
-FILES, CACHED, ONE_CORE = "tf.data from files", "tf.data cached in memory", "levels, one core"
-CHANNELS = 3
+FILES, CACHED, ONE_THREAD = "tf.data from files", "tf.data cached in memory", "levels, one thread"
+ROOTS, ROOTS_BY_ONE = "square roots, two threads", "square roots, one thread"
 PREFETCH = 2  # batches; with AUTOTUNE it makes many more while others are measured
 
 
 def records(folder: Path, setting: Setting) -> Iterator[Record]:
-    """Yield the records of the levels, beside storage and ``tf.data``, and of the levels on one core."""
-    files = decoded_each_time(folder, setting.manifest, CROP, BATCH)
+    """Yield the records of the levels, beside their peers, and of what two threads gain at most here."""
     cached = decoded_once(folder, setting.manifest, SIDE, CROP, BATCH)
-    size = len(setting.manifest)
-    more = {FILES: _of_tensorflow(files, setting), CACHED: _of_tensorflow(cached, setting, skip=size)}
+    one_thread = functools.cache(lambda: setting.cache(setting.dirs, threads=1))  # when the levels are full
+    more = {
+        FILES: _of_tensorflow(decoded_each_time(folder, setting.manifest, CROP, BATCH), setting),
+        CACHED: _of_tensorflow(cached, setting, skip=len(setting.manifest)),
+        ONE_THREAD: lambda epoch: setting.read(one_thread(), setting.cached_batches, epoch),
+    }
     throttled = {"rate": f"{GBIT}gbit", "latency_seconds": LATENCY_SECONDS}
     for each in cache.measure(setting, more):
         yield replace(each, case=each.case | throttled)
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cores)})
-    alone = setting.cache(setting.dirs, threads=1)
-    run = partial(setting.read, alone, setting.cached_batches)
-    seconds = seconds_a_sample({ONE_CORE: run}, setting.runs)[ONE_CORE]
-    os.sched_setaffinity(0, cores)
-    found = record(setting, ONE_CORE, seconds)
+    seconds = seconds_a_sample({ROOTS: _roots(2), ROOTS_BY_ONE: _roots(1)}, setting.runs)
+    found = record(setting, ROOTS, seconds[ROOTS]).beside(ROOTS_BY_ONE, seconds[ROOTS_BY_ONE])
     yield replace(found, case=found.case | throttled)
+
+
+def _roots(threads: int) -> Run:
+    """Return runs that draw the same roots in so many threads; an array counts as a sample."""
+    given, pool = np.ones(1 << 14, np.float32), ThreadPoolExecutor(threads)
+    calls = [20_000 // threads] * threads
+    return lambda epoch: sum(
+        pool.map(lambda times: sum(len(np.sqrt(given)) > 0 for _ in range(times)), calls)
+    )
 
 
 def _of_tensorflow(dataset: Any, setting: Setting, skip: int = 0) -> Run:
@@ -66,7 +73,7 @@ def decoded_each_time(folder: Path, manifest: Manifest, crop: Augmentation, batc
     def picture(path: Any, label: Any) -> Any:
         encoded = tf.io.read_file(path)
         box = _box(tf.image.extract_jpeg_shape(encoded), crop)
-        return _finished(tf.image.decode_and_crop_jpeg(encoded, box, channels=CHANNELS), crop), label
+        return _finished(tf.image.decode_and_crop_jpeg(encoded, box, channels=3), crop), label
 
     return _batches(_files(folder, manifest).repeat().map(picture, tf.data.AUTOTUNE), batch)
 
@@ -75,7 +82,7 @@ def decoded_once(folder: Path, manifest: Manifest, side: int, crop: Augmentation
     """Return batches of crops of pictures that are shrunk once and stored by ``cache()``."""
 
     def small(path: Any, label: Any) -> Any:
-        pixels = tf.image.decode_jpeg(tf.io.read_file(path), channels=CHANNELS)
+        pixels = tf.image.decode_jpeg(tf.io.read_file(path), channels=3)
         height, width = tf.shape(pixels)[0], tf.shape(pixels)[1]
         scale = side / tf.minimum(height, width)
         sides = [tf.cast(tf.round(tf.cast(each, tf.float64) * scale), tf.int32) for each in (height, width)]
@@ -121,11 +128,12 @@ def _batches(pictures: Any, batch: int) -> Any:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="cloudtrain-pictures-") as name, temporary_levels() as dirs:
         folder = Path(name) / "pictures"
-        generate(folder, SAMPLES)
+        generate(folder, given.samples)
         with serve(folder, gbit=GBIT, latency_seconds=LATENCY_SECONDS) as url:
             setting = Setting(url, ImageFolder(url).scan(), dirs, quick=False)
             measured = records(folder, setting)

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from benchmarks import convergence, local_steps
 from benchmarks.drawing import linear
 from benchmarks.drawing.pages import (
+    CHANGED,
     Results,
     fingerprint,
     markdown,
@@ -38,7 +39,6 @@ from training.commands.printing import NOTHING, Table, milliseconds
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent
-ROWS = 10
 OLDER = " †"  # the code that was measured has changed since
 STEP, ACCURACY = {"unit": A_STEP}, {"unit": TO_ACCURACY}
 STEP_OF_MLP, MLP_TO_91 = "a step of an MLP of 10 M weights", "that MLP to 91 % test accuracy"
@@ -69,7 +69,7 @@ class Section:
         if self.fastest_first:
             records.sort(key=lambda record: record.seconds.median)
         table = self.table(records)
-        return f"{results.source}\n{with_notes(replace(table, rows=table.rows[:ROWS]))}"
+        return f"{results.source}\n{with_notes(replace(table, rows=table.rows[:10]))}"
 
 
 def draw_cluster(records: Sequence[Record], path: Path) -> None:
@@ -191,7 +191,7 @@ SECTIONS = (
     Section("reducers", "reducers", table_of),
     Section("selection", "selection", case_table, has(**SELECTION)),
     Section("gpu-selection", "gpu-selection", case_table, has(size=1 << 27, entry="float32")),
-    Section("cache", "cache", cache_table, picture="cache.svg", draw=draw_cache),
+    Section("cache", "cache", cache_table, has(samples=10_000), "cache.svg", draw_cache),
     Section("pto", "pto", lambda records: next(pto_tables(records))),
     Section("linear", "linear", of_ranks, has(**LINEAR)),
 )
@@ -215,7 +215,7 @@ def planned(found: dict[str, Results]) -> str:
     near, half = sum(each <= 0.2 for each in off), f"{median(off):.0%}"
     sources = from_docs(", ".join(race.link for race in races))
     verdict = f"Of {len(off)} steps {near} are planned within 20 %, half within {half} ({sources})."
-    verdict += max(race.since for race in races) + "\n"
+    verdict += CHANGED * (not all(race.is_current for race in races)) + "\n"
     rows = []
     for record, of_measured in zip(records, ratios, strict=True):
         case, of_step = record.case, (record.more["planned_seconds"], record.seconds.median)

@@ -41,6 +41,7 @@ keep() { # name of the records, module, arguments
 keep selection training bench selection
 keep reducers training bench reducers
 keep cache benchmarks.cache
+keep cache benchmarks.cache --samples 600
 keep pto benchmarks.pto
 part "$results-authors.jsonl" env OMP_NUM_THREADS=1 .venv/bin/python -m benchmarks.authors --json
 

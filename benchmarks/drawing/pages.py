@@ -12,6 +12,7 @@ from training.bench.record import Record, code_of
 from training.commands.printing import Table
 
 NAMED = re.compile(r"\d{4}-\d{2}-\d{2}-(.+)\.jsonl")
+CHANGED = " The code that they measure has changed since."
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,7 @@ class Results:
         commands = [re.sub(r"^(\w+)\.py", r"python -m benchmarks.\1", each) for each in given]
         machine = self.records[0].more["machine"]
         where = f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gib']} GiB"
-        return f"`{'`, `'.join(commands)}` on {where} ({self.link}).{self.since}\n"
-
-    @property
-    def since(self) -> str:
-        return "" if self.is_current else " The code that they measure has changed since."
+        return f"`{'`, `'.join(commands)}` on {where} ({self.link}).{CHANGED * (not self.is_current)}\n"
 
     @property
     def is_current(self) -> bool:
