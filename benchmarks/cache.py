@@ -8,7 +8,6 @@ import functools
 import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,18 +19,17 @@ from benchmarks.pictures import generate
 from benchmarks.throttled import serve
 from datacache import Augmentation, ImageFolder, Manifest
 from training.bench import cache
-from training.bench.cache import BATCH, CROP, SIDE, Run, Setting, record, seconds_a_sample, temporary_levels
+from training.bench.cache import BATCH, CROP, SIDE, Run, Setting, temporary_levels
 from training.bench.record import Record, report
 
 SAMPLES = 10_000
 GBIT, LATENCY_SECONDS = 1, 2e-3
 FILES, CACHED, ONE_THREAD = "tf.data from files", "tf.data cached in memory", "levels, one thread"
-ROOTS, ROOTS_BY_ONE = "square roots, two threads", "square roots, one thread"
 PREFETCH = 2  # batches; with AUTOTUNE it makes many more while others are measured
 
 
 def records(folder: Path, setting: Setting) -> Iterator[Record]:
-    """Yield the records of the levels, beside their peers, and of what two threads gain at most here."""
+    """Yield the records of the levels beside storage, ``tf.data`` and one thread."""
     cached = decoded_once(folder, setting.manifest, SIDE, CROP, BATCH)
     one_thread = functools.cache(lambda: setting.cache(setting.dirs, threads=1))  # when the levels are full
     more = {
@@ -42,18 +40,6 @@ def records(folder: Path, setting: Setting) -> Iterator[Record]:
     throttled = {"rate": f"{GBIT}gbit", "latency_seconds": LATENCY_SECONDS}
     for each in cache.measure(setting, more):
         yield replace(each, case=each.case | throttled)
-    seconds = seconds_a_sample({ROOTS: _roots(2), ROOTS_BY_ONE: _roots(1)}, setting.runs)
-    found = record(setting, ROOTS, seconds[ROOTS]).beside(ROOTS_BY_ONE, seconds[ROOTS_BY_ONE])
-    yield replace(found, case=found.case | throttled)
-
-
-def _roots(threads: int) -> Run:
-    """Return runs that draw the same roots in so many threads; an array counts as a sample."""
-    given, pool = np.ones(1 << 14, np.float32), ThreadPoolExecutor(threads)
-    calls = [20_000 // threads] * threads
-    return lambda epoch: sum(
-        pool.map(lambda times: sum(len(np.sqrt(given)) > 0 for _ in range(times)), calls)
-    )
 
 
 def _of_tensorflow(dataset: Any, setting: Setting, skip: int = 0) -> Run:
