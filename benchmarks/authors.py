@@ -12,6 +12,7 @@ set: work in threads of a BLAS would not be counted, and a reducer that uses it 
 """
 
 import argparse
+import os
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -330,6 +331,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    if os.environ.get("OMP_NUM_THREADS") != "1":
+        parser.error(f"OMP_NUM_THREADS: expected 1, got {os.environ.get('OMP_NUM_THREADS', 'none')}")
     gradients = Gradients(SIZE)
     found = (measure(name, gradients) for name in PEERS)
     return report([found], as_json=given.json, show=show)

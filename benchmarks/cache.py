@@ -25,6 +25,7 @@ from training.bench.record import Record, report
 SAMPLES = 10_000
 GBIT, LATENCY_SECONDS = 1, 2e-3
 FILES, CACHED, ONE_THREAD = "tf.data from files", "tf.data cached in memory", "levels, one thread"
+CHANNELS = 3
 PREFETCH = 2  # batches; with AUTOTUNE it makes many more while others are measured
 
 
@@ -59,7 +60,7 @@ def decoded_each_time(folder: Path, manifest: Manifest, crop: Augmentation, batc
     def picture(path: Any, label: Any) -> Any:
         encoded = tf.io.read_file(path)
         box = _box(tf.image.extract_jpeg_shape(encoded), crop)
-        return _finished(tf.image.decode_and_crop_jpeg(encoded, box, channels=3), crop), label
+        return _finished(tf.image.decode_and_crop_jpeg(encoded, box, channels=CHANNELS), crop), label
 
     return _batches(_files(folder, manifest).repeat().map(picture, tf.data.AUTOTUNE), batch)
 
@@ -68,7 +69,7 @@ def decoded_once(folder: Path, manifest: Manifest, side: int, crop: Augmentation
     """Return batches of crops of pictures that are shrunk once and stored by ``cache()``."""
 
     def small(path: Any, label: Any) -> Any:
-        pixels = tf.image.decode_jpeg(tf.io.read_file(path), channels=3)
+        pixels = tf.image.decode_jpeg(tf.io.read_file(path), channels=CHANNELS)
         height, width = tf.shape(pixels)[0], tf.shape(pixels)[1]
         scale = side / tf.minimum(height, width)
         sides = [tf.cast(tf.round(tf.cast(each, tf.float64) * scale), tf.int32) for each in (height, width)]

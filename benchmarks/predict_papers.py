@@ -98,10 +98,14 @@ def in_half(reducer: str, size: int) -> float:
     return communication(reducer, HITOPKCOMM.cluster, size, HITOPKCOMM.density, HALF).seconds
 
 
+def figure_7(size: int) -> dict[str, float]:
+    """Return the predicted seconds at ``size`` entries of 16 bits, by reducer; ours, of no paper, last."""
+    return {name: in_half(name, size) for name in (*HITOPKCOMM.reducers, "hioktopk")}
+
+
 def figure_7_table() -> Table:
     """Return the predicted seconds at the paper's two sizes, in 16 bits, and how often HiTopKComm's."""
-    names = (*HITOPKCOMM.reducers, "hioktopk")  # ours, of no paper, last
-    columns = [{name: in_half(name, size) for name in names} for size in HITOPKCOMM.sizes]
+    columns = [figure_7(size) for size in HITOPKCOMM.sizes]
     head = ["reducer", "stands for"]
     for size in HITOPKCOMM.sizes:
         head += [f"ms at {size // 1_000_000} M", f"of `hitopk` at {size // 1_000_000} M"]

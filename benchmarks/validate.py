@@ -81,7 +81,9 @@ def on_this_rank(comm: Communicator, cases: Sequence[tuple[int, float]]) -> None
 
 def measure() -> None:
     """Make the visits that are not in the records yet."""
-    done = [(each["visit"], each["cell"]) for each in recorded(RECORDS)]
+    done = [(each.get("visit"), each["cell"]) for each in recorded(RECORDS)]
+    if None in dict(done):
+        raise SystemExit(f"{RECORDS}: remove the records of an earlier version first")
     with cluster_until_end() as cluster:
         for visit, (layout, rate, delay, cases) in product(range(VISITS), CELLS):
             cell = {"layout": layout, "rate": rate, "delay_ms": delay}

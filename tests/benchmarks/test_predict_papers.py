@@ -13,9 +13,9 @@ from benchmarks.predict_papers import (
     Cluster,
     Comparison,
     communication,
+    figure_7,
     fits,
     gains,
-    in_half,
     messages,
 )
 from commlib import Network
@@ -65,7 +65,7 @@ def test_the_closed_form_is_within_the_stated_factor_of_the_virtual_clock():
 
 @pytest.mark.parametrize("size", [4_000_000, *HITOPKCOMM.sizes, 128_000_000])
 def test_figure_7_ranks_hitopkcomm_2dtar_treear_naiveag(size):
-    seconds = {name: in_half(name, size) for name in (*HITOPKCOMM.reducers, "hioktopk")}
+    seconds = figure_7(size)
     assert sorted(HITOPKCOMM.reducers, key=seconds.__getitem__) == ["hitopk", "torus2d", "dense", "allgather"]
     assert seconds["hioktopk"] > 0
 
