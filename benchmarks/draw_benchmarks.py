@@ -186,6 +186,7 @@ LINEAR = {"shape": "url", "loss": "logistic", "solver": "sgd", "batch_size": 100
 SELECTION = {"size": 25_000_000, "density": 0.001, "input": "gaussian"}
 SECTIONS = (
     Section("race", "race", steps_table, has(unit=A_STEP), "race-mlp-4x1.svg", draw_steps, True),
+    Section("race-overlap", "race-overlap", steps_table),
     Section("accuracy", "race", runs_table, has(unit=TO_ACCURACY), ACCURACY_PICTURE, draw_runs),
     Section("cluster", "cluster", few_densities, has(**OF_VGG16), CLUSTER_PICTURE, draw_cluster, True),
     Section("cluster-1m", "cluster-1m", table_of, has(), "cluster-1m-1gbit-1000000.svg", draw_cluster, True),

@@ -135,16 +135,16 @@ def told_on(
 
 
 def time_steps() -> None:
-    """Record the seconds of steps on all clusters of the plan, behind what was recorded before."""
-    content = plan()
+    """Record the seconds of steps on all clusters of the plan, in place of what was recorded before."""
+    content, found = plan(), []
     with cluster_until_end() as cluster:
         for name, rate in product(content["times"]["layouts"], content["times"]["rates"]):
             layout, what = Layout.of(name), f"{rate}, {name}: steps"
             cluster.up(layout.nodes, rate)
-            with TIMES.open("a") as records:
-                for told in told_on(cluster, layout, "benchmarks.race_job", job_of(content, layout), what):
-                    case = {"rate": rate, "layout": name, "variant": told["subject"]}
-                    records.write(json.dumps(time_record(case, told)) + "\n")
+            for told in told_on(cluster, layout, "benchmarks.race_job", job_of(content, layout), what):
+                case = {"rate": rate, "layout": name, "variant": told["subject"]}
+                found.append(time_record(case, told))
+    TIMES.write_text("".join(json.dumps(each) + "\n" for each in found))
 
 
 def watch_links() -> None:

@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # Runs the benches and keeps what they measured, benchmarks/results/DATE-NAME.jsonl, one JSON object a line;
 # then makes the pages that show them, and their pictures, again.
-# usage: benchmarks/run.sh [DATE]    DATE, today if left out, of a run that was broken off: what it has measured stays
-# The emulated clusters take two hours, and the race of training some more; they need root on Linux.
+# usage: benchmarks/run.sh [races] [DATE]    three hours: the races of training, or without the word all else
+# DATE, today if left out: of a run that was broken off; what it has measured stays.
+# What needs an emulated cluster is measured as root on Linux only.
 # Each part has the machine for itself: it waits until nothing else runs, and is measured again if something came up.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 ./scripts/install.sh
+races=false
+if [ "${1:-}" = races ]; then races=true; shift; fi
 results="benchmarks/results/${1:-$(date +%F)}"
 measured="$results-measured.txt" # the parts of a run that is not complete
 
@@ -38,35 +41,45 @@ part() { # FILE COMMAND…: appends what the command prints, unless an earlier r
 keep() { # name of the records, module, arguments
     part "$results-$1.jsonl" .venv/bin/python -m "$2" "${@:3}" --json
 }
+finish() {
+    for page in draw_benchmarks validate which local_steps; do .venv/bin/python -m "benchmarks.$page"; done
+    rm -f "$measured"
+    exit
+}
+has_clusters() { [ "$(uname)" = Linux ] && [ "$(id -u)" = 0 ]; }
+has_clusters || echo "cloudtrain: what needs an emulated cluster is left out: they need root on Linux" >&2
+
+if $races; then
+    has_clusters || exit 1
+    raced=(--model mlp --reducer hitopk --reducer oktopk --reducer auto)
+    keep race benchmarks.race --rate 0.2gbit --layout 4x1 "${raced[@]}"
+    keep race-all benchmarks.race --rate 1gbit --layout 4x2 --model mlp --seeds 0
+    keep race-overlap benchmarks.race --model vgg16_cifar --rate 0.3gbit --layout 4x1 --reducer dense --reducer hitopk --seeds 0
+    finish
+fi
+
 keep selection training bench selection
 keep reducers training bench reducers
 keep cache benchmarks.cache
 keep cache benchmarks.cache --samples 600
 keep pto benchmarks.pto
 part "$results-authors.jsonl" env OMP_NUM_THREADS=1 .venv/bin/python -m benchmarks.authors --json
-
-if [ "$(uname)" != Linux ] || [ "$(id -u)" != 0 ]; then
-    echo "cloudtrain: what needs an emulated cluster is left out: they need root on Linux" >&2
-    .venv/bin/python -m benchmarks.draw_benchmarks
-    rm "$measured"
-    exit
-fi
+has_clusters || finish
 
 on_cluster() { keep "$1" benchmarks.reducers --cluster "${@:2}"; }
 on_cluster cluster --rate 1gbit --size 14728266 # entries of VGG-16
 on_cluster cluster-1m --rate 1gbit --size 1000000 --density 0.001 --no-horovod --algorithm ring --steps 40
-# It measures the clusters that are not in its own file yet: those of an earlier run are.
-grep -qsx validate "$measured" || rm -f docs/validation/cells.jsonl
-echo validate >>"$measured"
-clusters() { # measured again, without what this run has appended beside another program
-    local file=docs/validation/cells.jsonl
-    touch "$file"
-    had=${had:-$(wc -l <"$file")}
-    sed -i "$((had + 1)),\$d" "$file"
+cells=docs/validation/cells.jsonl before=$(mktemp)
+cp "$cells" "$before"
+clusters() { # measured again, without what has been appended beside another program
+    cp "$before" "$cells"
     .venv/bin/python -m benchmarks.validate --measure
 }
 part /dev/null clusters
-.venv/bin/python -m benchmarks.validate --simulate
+part /dev/null .venv/bin/python -m benchmarks.validate --simulate
+part /dev/null .venv/bin/python -m benchmarks.which --predict
+.venv/bin/cloudtrain data brown
+for what in time link; do part /dev/null .venv/bin/python -m benchmarks.local_steps --$what; done
 for shape in url webspam; do
     for loss in logistic hinge; do keep linear benchmarks.linear --cluster --shape $shape --loss $loss; done
 done
@@ -87,11 +100,4 @@ torch_ddp() { # RATE ARGUMENT…: PyTorch on four nodes of one rank
 torch_ddp 0.2gbit
 torch_ddp 1gbit --network deep --batch 1024 --steps 12 --subject 'ddp over gloo' --subject 'dense, no overlap' --subject dense
 part "$results-jax-exchange.jsonl" "${mpirun[@]}" -np 2 .venv-frameworks/bin/python -m benchmarks.jax_exchange
-
-raced=(--model mlp --reducer hitopk --reducer oktopk --reducer auto)
-keep race benchmarks.race --rate 0.2gbit --layout 4x1 "${raced[@]}"
-keep race-all benchmarks.race --rate 1gbit --layout 4x2 --model mlp --seeds 0
-keep race-overlap benchmarks.race --model vgg16_cifar --rate 0.3gbit --layout 4x1 --reducer dense --reducer hitopk --seeds 0
-.venv/bin/python -m benchmarks.draw_benchmarks
-.venv/bin/python -m benchmarks.validate
-rm "$measured"
+finish

@@ -1,16 +1,17 @@
 """Compare the cost model, the virtual clock and what ``auto`` picks with measurements: docs/validation.md.
 
-    python -m benchmarks.validate --measure     # as root, two hours alone: emulated clusters
+    python -m benchmarks.validate --measure     # as root, 75 minutes alone: a visit to each emulated cluster
     python -m benchmarks.validate --simulate    # a part of it on simulated ranks: some minutes
     python -m benchmarks.validate               # the tables and the picture, from the last of both
 
-Each cluster is visited several times, as a machine's speed changes, and medians of all visits count. A visit
-first measures links and kernels, and tries a few candidates in each case, as ``tune`` does. Then all
+A machine's speed changes: clusters may be visited again, and medians of all visits count. A visit first
+measures links and kernels, and tries a few candidates in each case, as ``tune`` does. Then all
 reducers and codecs that ``auto`` picks from take steps in turns.
 """
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import cache, cached_property, partial
@@ -20,15 +21,15 @@ from statistics import median
 from typing import Any
 
 from benchmarks.convergence import recorded
-from benchmarks.drawing.pages import layout_in_words, markdown, percent, rate_in_words, rewrite
+from benchmarks.drawing.pages import CHANGED, layout_in_words, markdown, percent, rate_in_words, rewrite
 from benchmarks.drawing.style import PALETTE, docs_picture
 from benchmarks.jobs import DEFAULT, Layout, cluster_until_end, environment, module
 from commlib import REDUCERS, Communicator, Network, Topology, make_reducer
 from commlib.transport import simulated
 from commlib.tuning import probe, tuner
-from commlib.tuning.probe import Candidate, Gradients, Profile
+from commlib.tuning.probe import Candidate, Gradients, Profile, processor
 from commlib.tuning.tuner import Case
-from training.bench.record import command, machine
+from training.bench.record import code_of, command, machine
 from training.process.job import as_rank
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -44,7 +45,7 @@ CELLS = [
     *product(LAYOUTS, ("1gbit", "200mbit", "10gbit", "500mbit", "5gbit"), (0.0,), (ALL,)),
     *product(LAYOUTS, ("50mbit", "200mbit"), (20.0,), (FEW,)),
 ]
-VISITS = 2  # to each cluster, half an hour apart or more
+KIND = "validation"  # of the records
 LEAST, MOST = 0.15, 1.5  # seconds of a candidate's steps, twice in a visit
 AT_ONCE = 80_000_000  # entries of the candidates that take turns: all of them do not fit into memory
 WITHIN = 1.1  # the most that a pick may take, relative to the fastest
@@ -80,14 +81,15 @@ def on_this_rank(comm: Communicator, cases: Sequence[tuple[int, float]]) -> None
 
 
 def measure() -> None:
-    """Make the visits that are not in the records yet."""
-    done = [(each.get("visit"), each["cell"]) for each in recorded(RECORDS)]
-    if None in dict(done):
-        raise SystemExit(f"{RECORDS}: remove the records of an earlier version first")
+    """Visit the clusters that have had the fewest visits; the records of other code or processors go."""
+    here = code_of(KIND), processor()
+    kept = [each for each in recorded(RECORDS) if (each["code"], each["machine"]["cpu"]) == here]
+    RECORDS.write_text("".join(json.dumps(each) + "\n" for each in kept))
+    visits = Counter(tuple(each["cell"].values()) for each in kept)
+    fewest = min(visits[each[:3]] for each in CELLS)
     with cluster_until_end() as cluster:
-        for visit, (layout, rate, delay, cases) in product(range(VISITS), CELLS):
-            cell = {"layout": layout, "rate": rate, "delay_ms": delay}
-            if (visit, cell) in done:
+        for layout, rate, delay, cases in CELLS:
+            if visits[layout, rate, delay] > fewest:
                 continue
             shape = Layout.of(layout)
             cluster.up(shape.nodes, rate, delay)
@@ -95,7 +97,9 @@ def measure() -> None:
             (found,) = cluster.objects(
                 shape, words, environment(DEFAULT), 1200.0, f"{layout} {rate} {delay:g} ms"
             )
-            line = {"visit": visit, "cell": cell, **found, "machine": machine(), "command": command()}
+            cell = {"layout": layout, "rate": rate, "delay_ms": delay}
+            told = {"code": here[0], "machine": machine(), "command": command()}
+            line = {"bench": KIND, "cell": cell, **found, **told}
             with RECORDS.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
@@ -329,9 +333,10 @@ def draw(path: Path) -> None:
 
 def blocks() -> dict[str, str]:
     count, half, most, _ = summary(errors(groups()))
+    older = CHANGED * any(each["code"] != code_of(KIND) for each in recorded(RECORDS))
     return {
         "errors": f"Of {int(count):,} predictions half are off by at most {half}, "
-        f"and {most} by at most 25 %.\n",
+        f"and {most} by at most 25 %.{older}\n",
         "errors by cluster": by_cluster(),
         "errors by reducer": by_reducer(),
         "verdict": of_picks(),

@@ -12,7 +12,7 @@ class Speeds:
     ``add``: to add two dense vectors; ``fill``: to set a dense vector to 0. ``select``: to accumulate the
     gradient and search it for the largest entries; ``keep``: extra time for each selected entry. ``place``:
     to write a sparse vector's entries to a dense one. ``entry``: to add up sparse vectors; ``code``: to
-    encode and decode a sparse vector, by ``wire``. ``shared``: whether ranks outnumber cores.
+    encode and decode a sparse vector, by ``wire``. ``ranks_per_core``: at least 1.
     """
 
     add: float
@@ -22,7 +22,7 @@ class Speeds:
     place: float
     entry: float
     code: dict[str, float]
-    shared: bool = False
+    ranks_per_core: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.code:
@@ -33,12 +33,15 @@ class Speeds:
 
     def with_waits(self, computing: float) -> float:
         """Return the seconds of a step that computes so long, with the waits of ranks for their core."""
-        return computing + min(WAITING * computing, LONGEST_WAIT_SECONDS) if self.shared else computing
+        if self.ranks_per_core <= 1:
+            return computing
+        wait = WAITING * self.ranks_per_core**0.25 * computing
+        return computing + min(wait, LONGEST_WAIT_SECONDS * self.ranks_per_core)
 
 
-# Fitted to steps of docs/validation.md, where ranks outnumber two cores. On top of its entries, a message
+# Fitted to steps of docs/validation.md, where two or four ranks share a core. Besides its entries, a message
 # takes as long to cut out, encode, decode and merge as it takes to add up ENTRIES_OF_A_MESSAGE entries.
-WAITING, LONGEST_WAIT_SECONDS = 0.6, 12e-3
+WAITING, LONGEST_WAIT_SECONDS = 0.5, 6e-3
 ENTRIES_OF_A_MESSAGE = 32_000
 
 

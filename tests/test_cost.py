@@ -402,15 +402,15 @@ def test_the_indices_of_the_fullest_partition_of_exdyna_go_round_as_a_whole():
 
 
 def test_a_step_of_ranks_that_share_cores_waits_in_proportion_and_at_most_so_long():
-    own, shared = (Speeds(0, 0, 0, 0, 0, 0, {"fp32": 0}, shared=each) for each in (False, True))
+    own, shared = (Speeds(0, 0, 0, 0, 0, 0, {"fp32": 0}, ranks_per_core=each) for each in (1, 16))
     assert (own.with_waits(0.5), own.with_waits(1e-3)) == (0.5, 1e-3)
-    assert shared.with_waits(0.5) == 0.5 + LONGEST_WAIT_SECONDS
-    assert shared.with_waits(1e-3) == pytest.approx(1e-3 * (1 + WAITING))
+    waited = shared.with_waits(0.5) - 0.5, shared.with_waits(1e-3) - 1e-3
+    assert waited == pytest.approx((16 * LONGEST_WAIT_SECONDS, 2e-3 * WAITING))
 
 
 def test_waits_for_cores_are_part_of_the_prediction():
-    speeds = [Speeds(1e-9, 0, 0, 0, 0, 0, {"fp32": 0}, shared=shared) for shared in (False, True)]
+    speeds = [Speeds(1e-9, 0, 0, 0, 0, 0, {"fp32": 0}, ranks_per_core=each) for each in (1, 16)]
     alone, waiting = (predict("dense", layout(4, 1), 1000, network=NETWORK, speeds=each) for each in speeds)
     assert alone.computing > 0
-    assert waiting.computing == pytest.approx((1 + WAITING) * alone.computing)
+    assert waiting.computing == pytest.approx((1 + 2 * WAITING) * alone.computing)
     assert waiting.inter == alone.inter

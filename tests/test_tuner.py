@@ -134,13 +134,15 @@ def test_actions_in_turns_differ_by_the_same_in_each_run_while_the_machine_gets_
 
 
 @pytest.mark.parametrize("crowded", [(), (2,)])
-def test_all_ranks_know_whether_any_of_them_shares_a_core(crowded):
+def test_all_ranks_know_how_many_share_a_core_where_any_of_them_does(monkeypatch, crowded):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {3, 5})
+
     def body(comm):
         comm.shares_cores = comm.rank in crowded
         return probe.measure(Topology(comm)).speeds
 
     first, *others = simulated.run(body, 3)
-    assert first.shared == bool(crowded)
+    assert first.ranks_per_core == (1.5 if crowded else 1)
     assert all(each == first for each in others)
 
 
@@ -548,7 +550,7 @@ def test_a_damaged_profile_is_refused_by_name(tmp_path, key, value):
     profile(1).save(path)
     text = path.read_text()
     path.write_text(damage(json.loads(text), key, value) if key else text[: len(text) // 2])
-    with pytest.raises(InvalidArgument, match=r"profile\.json: expected a profile of format 2, got"):
+    with pytest.raises(InvalidArgument, match=r"profile\.json: expected a profile of format 3, got"):
         Profile.load(path)
 
 

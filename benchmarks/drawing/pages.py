@@ -12,7 +12,7 @@ from training.bench.record import Record, code_of
 from training.commands.printing import Table
 
 NAMED = re.compile(r"\d{4}-\d{2}-\d{2}-(.+)\.jsonl")
-CHANGED = " The code that they measure has changed since."
+CHANGED = " The code that was measured has changed since."
 
 
 @dataclass(frozen=True)

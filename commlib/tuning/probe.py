@@ -9,7 +9,7 @@ import os
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from commlib.transport.base import Communicator
 from commlib.vectors import Float32
 from commlib.work import Speeds
 
-FORMAT = 2  # of the file
+FORMAT = 3  # of the file
 WIRES = ("fp32", "gap+fp16")  # the codecs that are measured and chosen from
 
 
@@ -233,6 +233,17 @@ def job_of(topology: Topology) -> Job:
     return Job(hosts, processors, tuple(map(len, topology.nodes)))
 
 
+def ranks_per_core(world: Communicator) -> float:
+    """Return the ranks of a core on the machine where they are most; its namespaces count as one machine."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    machine = boot.read_text() if boot.exists() else world.host
+    told = world.allgather_objects((machine, os.sched_getaffinity(0), world.shares_cores))
+    if not any(shares for *_, shares in told):
+        return 1.0
+    machines = [[cores for name, cores, _ in told if name == each] for each in {name for name, *_ in told}]
+    return max(1.0, *(len(each) / len(reduce(set.union, each)) for each in machines))
+
+
 def implausible(profile: Profile) -> str | None:
     """Return what no link can be like in one line; ``None`` if the measured ones are plausible."""
     ranks, network = profile.job.ranks_of_nodes, profile.network
@@ -404,5 +415,5 @@ def _speeds(world: Communicator) -> Speeds:
             wire: seconds(lambda: codec.decode(codec.encode(selected[0]), size)) / many  # noqa: B023
             for wire, codec in ((wire, kernels.make_codec(wire)) for wire in WIRES)
         },
-        shared=arrays is np and bool(world.allgather_ints([world.shares_cores]).any()),
+        ranks_per_core=ranks_per_core(world) if arrays is np else 1.0,
     )

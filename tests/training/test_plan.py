@@ -333,7 +333,7 @@ def test_a_profile_of_the_configuration_gives_the_computing_of_the_phases_whose_
 def test_ranks_that_share_cores_hide_no_messages_and_wait_for_the_last(tmp_path, shared, rate):
     path = tmp_path / "profile.json"
     profile = profile_at(path, "2 cores", {"configuration": "digits", "per_second": rate})
-    replace(profile, speeds=replace(profile.speeds, shared=shared)).save(path)
+    replace(profile, speeds=replace(profile.speeds, ranks_per_core=1 + shared)).save(path)
     words = [f"profile={path}", "bucket_mib=0.0016", "reducer=dense", "phases.0.reducer=dense"]
     first = planned(words, sizes=[400, 400]).phases[0]
     assert first.buckets == 2

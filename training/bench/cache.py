@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,8 +18,8 @@ from training.process.job import usage_error
 
 RUNS, QUICK_RUNS = 5, 3
 BATCH, SIDE, INPUT = 256, 128, 96
-STORED_BATCHES = 2  # in a run, from storage
-CACHED_BATCHES, QUICK_BATCHES = 40, 10  # and from the levels: many more than are prefetched
+STORED_BATCHES, QUICK_STORED_BATCHES = 10, 2  # in a run, from storage
+CACHED_BATCHES, QUICK_BATCHES = 40, 10  # and from the levels
 CROP = Augmentation(INPUT, mean=(123.7, 116.3, 103.5), std=(58.4, 57.1, 57.4))
 LEVELS, STORAGE = "levels", "storage"
 FIRST, FIRST_UNCACHED = "first epoch", "first epoch without a cache"
@@ -47,25 +46,34 @@ class Setting:
             threads=threads,
         )
 
-    def batches(self, cache: DataCache, epoch: int) -> Iterator[Batch]:
-        """Yield batches from the beginning of an epoch on, without an end."""
-        order = Order(len(self.manifest), shards=1, global_batch=BATCH, seed=1)
-        for each in count(epoch):
-            yield from cache.batches(order, CROP, 0, 1, each)
+    def batches(self, cache: DataCache, count: int, epoch: int) -> Iterator[Batch]:
+        """Yield so many batches, up to the end of an epoch: none is begun ahead that is not yielded."""
+        steps = self.order.steps()
+        start = -count % steps
+        for each in range(epoch, epoch + (start + count) // steps):
+            yield from cache.batches(self.order, CROP, 0, 1, each, start=start if each == epoch else 0)
 
-    def read(self, cache: DataCache, batches: int, epoch: int) -> int:
+    def read(self, cache: DataCache, count: int, epoch: int) -> int:
         """Read so many batches; return how many samples they have."""
-        return sum(len(each.labels) for each in islice(self.batches(cache, epoch), batches))
+        return sum(len(each.labels) for each in self.batches(cache, count, epoch))
 
     def uncached(self, epoch: int) -> int:
-        return self.read(self.cache(), STORED_BATCHES, epoch)
+        return self.read(self.cache(), self.stored_batches, epoch)
 
     def first_epoch(self, folders: ExitStack, epoch: int) -> int:
-        """Read the first batches through a cache with empty folders, which ``folders`` removes later."""
+        """Read batches through a cache with empty folders, which ``folders`` removes later."""
         cache = self.cache(folders.enter_context(temporary_levels()))
-        taken = self.read(cache, STORED_BATCHES, epoch)
+        taken = self.read(cache, self.stored_batches, epoch)
         cache.close()
         return taken
+
+    @property
+    def order(self) -> Order:
+        return Order(len(self.manifest), shards=1, global_batch=BATCH, seed=1)
+
+    @property
+    def stored_batches(self) -> int:  # of one epoch: the first fills the levels
+        return min(self.order.steps(), QUICK_STORED_BATCHES if self.quick else STORED_BATCHES)
 
     @property
     def cached_batches(self) -> int:
@@ -128,7 +136,7 @@ def record(setting: Setting, subject: str, seconds: Seconds) -> Record:
 
 def _check(setting: Setting, cached: DataCache) -> None:
     """Raise ``WrongResult`` unless a batch from the levels is bitwise that from storage."""
-    ours, stored = (next(setting.batches(cache, 0)) for cache in (cached, setting.cache()))
+    ours, stored = (next(setting.batches(cache, 1, 0)) for cache in (cached, setting.cache()))
     if not np.array_equal(ours.images, stored.images) or not np.array_equal(ours.labels, stored.labels):
         raise WrongResult("a batch from the levels differs from that of storage")
 

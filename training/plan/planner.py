@@ -345,7 +345,7 @@ class _Planner:
         messages = exchange.seconds()
         if computing is None:
             return sum(messages), None
-        if self.site.speeds is not None and self.site.speeds.shared:
+        if self.site.speeds is not None and self.site.speeds.ranks_per_core > 1:
             return sum(messages), shared_seconds(computing, messages)
         if self.config.overlap and self.config.accumulate == 1 and len(messages) > 1:
             return sum(messages), overlapped_seconds(computing, exchange.sizes, messages)
