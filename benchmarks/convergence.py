@@ -181,6 +181,10 @@ def recorded(records: Path = RECORDS) -> list[dict[str, Any]]:
     return [json.loads(line) for line in records.read_text().splitlines()] if records.exists() else []
 
 
+def write_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(each) + "\n" for each in records))
+
+
 def case_of(record: Mapping[str, Any]) -> Case:
     of = record["case"]
     return Case(of["experiment"], tuple(of["layout"]), of["variant"], of["seed"])

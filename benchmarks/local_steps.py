@@ -10,7 +10,6 @@ benchmarks/convergence.py; those that are timed are processes.
 """
 
 import argparse
-import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -144,7 +143,7 @@ def time_steps() -> None:
             for told in told_on(cluster, layout, "benchmarks.race_job", job_of(content, layout), what):
                 case = {"rate": rate, "layout": name, "variant": told["subject"]}
                 found.append(time_record(case, told))
-    TIMES.write_text("".join(json.dumps(each) + "\n" for each in found))
+    convergence.write_records(TIMES, found)
 
 
 def watch_links() -> None:
@@ -165,7 +164,7 @@ def watch_links() -> None:
             for told in results:
                 case = {"rate": rate, "layout": name, "variant": told["subject"]}
                 found.append(link_use.record_of(case, told, samples))
-    LINK.write_text("".join(json.dumps(each) + "\n" for each in found))
+    convergence.write_records(LINK, found)
 
 
 def time_record(case: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:

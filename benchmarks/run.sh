@@ -8,10 +8,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 ./scripts/install.sh
-races=false
-if [ "${1:-}" = races ]; then races=true; shift; fi
+races=
+if [ "${1:-}" = races ]; then races=-races; shift; fi
 results="benchmarks/results/${1:-$(date +%F)}"
-measured="$results-measured.txt" # the parts of a run that is not complete
+measured="$results$races-measured.txt" # the parts of a run that is not complete
 
 idle() { # less than a twentieth of the processors' time is used for three seconds
     local used
@@ -49,7 +49,7 @@ finish() {
 has_clusters() { [ "$(uname)" = Linux ] && [ "$(id -u)" = 0 ]; }
 has_clusters || echo "cloudtrain: what needs an emulated cluster is left out: they need root on Linux" >&2
 
-if $races; then
+if [ -n "$races" ]; then
     has_clusters || exit 1
     raced=(--model mlp --reducer hitopk --reducer oktopk --reducer auto)
     keep race benchmarks.race --rate 0.2gbit --layout 4x1 "${raced[@]}"

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.convergence import recorded
+from benchmarks.convergence import recorded, write_records
 from benchmarks.drawing.pages import CHANGED, layout_in_words, markdown, percent, rate_in_words, rewrite
 from benchmarks.drawing.style import PALETTE, docs_picture
 from benchmarks.jobs import DEFAULT, Layout, cluster_until_end, environment, module
@@ -84,7 +84,7 @@ def measure() -> None:
     """Visit the clusters that have had the fewest visits; the records of other code or processors go."""
     here = code_of(KIND), processor()
     kept = [each for each in recorded(RECORDS) if (each["code"], each["machine"]["cpu"]) == here]
-    RECORDS.write_text("".join(json.dumps(each) + "\n" for each in kept))
+    write_records(RECORDS, kept)
     visits = Counter(tuple(each["cell"].values()) for each in kept)
     fewest = min(visits[each[:3]] for each in CELLS)
     with cluster_until_end() as cluster:
