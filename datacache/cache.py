@@ -217,4 +217,5 @@ def _one_round(comm: Comm, wanted: Ids, holders: Ids, read: ReadSamples) -> dict
 
 def _records(ids: Ids, samples: list[Sample]) -> list[bytes]:
     numbered = zip(ids.tolist(), samples, strict=True)
-    return [pack(number, np.ascontiguousarray(sample).data, sample.shape) for number, sample in numbered]
+    packed = (pack(number, np.ascontiguousarray(sample).data, sample.shape) for number, sample in numbered)
+    return [b"".join(record) for record in packed]

@@ -22,7 +22,7 @@ from datacache.sources import Source
 from datacache.store.files import check_folder
 from datacache.store.folders import add_read_counts
 from datacache.store.record_store import Misses, RecordCallback, RecordStore
-from datacache.store.records import pack, seed_of, unpack
+from datacache.store.records import Record, pack, seed_of, unpack
 
 STAND_INS = 32  # samples of a label that are tried in place of one that cannot be decoded
 
@@ -115,7 +115,7 @@ class Level:
             self._found += len(ids) - len(misses.missing) - len(misses.damaged)
         return misses
 
-    def put(self, ids: Ids, misses: Misses, records: Mapping[int, bytes]) -> None:
+    def put(self, ids: Ids, misses: Misses, records: Mapping[int, Record]) -> None:
         """Store the records of the misses, by position in ``ids``."""
         store = self.store
         if store is None:
@@ -235,7 +235,7 @@ class Levels:
         self.memory.close()
         self.disk.close()
 
-    def _prepare(self, ids: Ids) -> list[tuple[Sample, bytes]]:
+    def _prepare(self, ids: Ids) -> list[tuple[Sample, Record]]:
         """Return pre-processed samples and their records."""
         prepared = []
         for number, payload in zip(ids.tolist(), self.payloads(ids), strict=True):

@@ -9,8 +9,10 @@ records that it hits.
 import os
 import time
 import weakref
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +23,12 @@ from datacache.errors import Damaged
 from datacache.order import Flags, Ids
 from datacache.store.files import open_file, read_file, write_atomic
 from datacache.store.folders import COMPLETE, FORMAT, is_at, read_facts, write_facts
+from datacache.store.records import Record, bytes_of
 
 RECORDS, LOG, INDEX = "records", "log", "index"
 ENTRY = np.dtype([("key", "<i8"), ("start", "<i8"), ("bytes", "<i8"), ("check", "<u8")])
 
+_MOST_BUFFERS = os.sysconf("SC_IOV_MAX")  # of one call of pwritev
 _CHECKED_BYTES = 24  # of an entry: all but its checksum
 _ATTEMPTS, _PAUSE_SECONDS = 5, 0.01  # to read an entry that is incomplete: it may be being written
 
@@ -52,12 +56,17 @@ class RecordFile:
             raise Damaged(f"{self.path}: expected {size} bytes at {start}, got {len(found)}")
         return memoryview(found)
 
-    def write(self, content: bytes, start: int) -> None:
-        """Write all of ``content`` from ``start`` on, or raise an ``OSError``."""
-        left = memoryview(content)
+    def write(self, parts: Iterable[bytes | memoryview], start: int) -> None:
+        """Write all parts, one after the other, from ``start`` on, or raise an ``OSError``."""
+        left = deque(parts)
         while left:
-            written = os.pwrite(self.descriptor, left, start)
-            left, start = left[written:], start + written
+            written = os.pwritev(self.descriptor, list(islice(left, _MOST_BUFFERS)), start)
+            start += written
+            while left and written >= (size := memoryview(left[0]).nbytes):
+                left.popleft()
+                written -= size
+            if written:
+                left[0] = memoryview(left[0]).cast("B")[written:]
 
     def length(self) -> int:
         """Return the number of bytes of the file."""
@@ -133,7 +142,7 @@ class UnsealedStore:
         """Return for each id whether its record is missing."""
         return self._starts < 0
 
-    def append(self, rows: Ids, records: Sequence[bytes]) -> None:
+    def append(self, rows: Ids, records: Sequence[Record]) -> None:
         """Write missing records under the writers' lock; after an ``OSError`` each is missing or complete."""
         read = self.refresh()
         new = {row: each for row, each in zip(rows.tolist(), records, strict=True)}
@@ -142,16 +151,16 @@ class UnsealedStore:
             return
         entries = np.zeros(len(new), ENTRY)
         entries["key"] = self._ids[list(new)]
-        entries["bytes"] = [len(record) for record in new.values()]
+        entries["bytes"] = [bytes_of(record) for record in new.values()]
         entries["start"] = read.records_bytes + np.cumsum(entries["bytes"]) - entries["bytes"]
         try:
-            self._records.write(b"".join(new.values()), read.records_bytes)
+            self._records.write(chain.from_iterable(new.values()), read.records_bytes)
         except OSError:
             # No entry refers to these bytes; they may fill the disk.
             os.ftruncate(self._records.descriptor, read.records_bytes)
             raise
         entries["check"] = _checks(memoryview(entries.tobytes()), self._seed)
-        self._log.write(entries.tobytes(), read.log_bytes)
+        self._log.write([entries.tobytes()], read.log_bytes)
         self.refresh()
 
     def is_at_its_path(self) -> bool:

@@ -24,7 +24,7 @@ from datacache.order import Flags, Ids
 from datacache.store import folders, locks
 from datacache.store.files import create_file, make_folder, read_file
 from datacache.store.record_files import LOG, RECORDS, SealedStore, UnsealedStore
-from datacache.store.records import HEADER_BYTES, seed_of
+from datacache.store.records import HEADER_BYTES, Record, seed_of
 
 RecordCallback = Callable[[int, memoryview], None]
 """``use(position, record)`` of each record that :meth:`RecordStore.read_many` finds."""
@@ -123,7 +123,7 @@ class RecordStore:
         damaged = [position for position in damaged if not self._use_repaired(ids, position, use)]
         return Misses(missing, damaged)
 
-    def put_many(self, ids: Ids, records: Sequence[bytes]) -> None:
+    def put_many(self, ids: Ids, records: Sequence[Record]) -> None:
         """Store the records of these ids; existing records do not change.
 
         Does nothing once the store is sealed or full. Raises :class:`CacheFull` once when there is no more
@@ -163,7 +163,7 @@ class RecordStore:
             return False
         return self.is_sealed
 
-    def replace(self, ids: Ids, records: Sequence[bytes]) -> None:
+    def replace(self, ids: Ids, records: Sequence[Record]) -> None:
         """Store replacements of damaged records; without room for them, warn once and do nothing."""
         if not self._may_repair:
             return
@@ -172,7 +172,7 @@ class RecordStore:
             make_folder(folder)
             for key, record in zip(ids.tolist(), records, strict=True):
                 temporary = folder / f".{key}-{secrets.token_hex(4)}"
-                create_file(temporary, record)
+                create_file(temporary, b"".join(record))
                 temporary.rename(folder / str(key))
         except OSError as error:
             self._may_repair = False
@@ -219,7 +219,7 @@ class RecordStore:
                 self._give_up(error)
         return self._unsealed
 
-    def _put(self, rows: Ids, records: Sequence[bytes]) -> None:
+    def _put(self, rows: Ids, records: Sequence[Record]) -> None:
         with locks.exclusive(self.folder / _WRITER, self._patience) as held:
             if not held:
                 if self._patience:

@@ -4,17 +4,21 @@ The header holds the record's key, so a record that is read under another key is
 seeded with the fingerprint of the store, so a record of another data set with the same key and size is
 detected too; and the payload's checksum, seeded with the header's.
 
->>> record = pack(7, b"abcdef", (2, 3))
+>>> record = b"".join(pack(7, b"abcdef", (2, 3)))
 >>> payload, shape = unpack(7, memoryview(record))
 >>> bytes(payload), shape
 (b'abcdef', (2, 3))
 """
 
 import struct
+from collections.abc import Sequence
 
 from xxhash import xxh3_64_intdigest
 
 from datacache.errors import Damaged
+
+Record = Sequence[bytes | memoryview]
+"""The bytes of a record in parts, written one after the other: to join them would copy the payload."""
 
 MAGIC = b"ctr2"
 MOST_DIMENSIONS = 4
@@ -29,20 +33,24 @@ def seed_of(fingerprint: str) -> int:
     return xxh3_64_intdigest(fingerprint.encode())
 
 
-def pack(key: int, payload: bytes | memoryview, shape: tuple[int, ...] = (), *, seed: int = 0) -> bytes:
-    """Return the record of ``payload`` under ``key``; a ``memoryview`` must be contiguous.
+def pack(key: int, payload: bytes | memoryview, shape: tuple[int, ...] = (), *, seed: int = 0) -> Record:
+    """Return the record of ``payload`` under ``key``; a ``memoryview`` must be contiguous, and is not copied.
 
     ``shape`` is stored with it, at most four sizes below 2³²; ``()`` if the payload is not an array.
     ``seed``: that of the store (see :func:`seed_of`).
     """
     if len(shape) > MOST_DIMENSIONS:
         raise ValueError(f"shape: expected at most {MOST_DIMENSIONS} dimensions, got {shape}")
-    size = payload.nbytes if isinstance(payload, memoryview) else len(payload)
     padded = shape + (0,) * (MOST_DIMENSIONS - len(shape))
-    head = _HEAD.pack(MAGIC, len(shape), key, size, *padded)
+    head = _HEAD.pack(MAGIC, len(shape), key, memoryview(payload).nbytes, *padded)
     head_check = xxh3_64_intdigest(head, seed)
     checks = _CHECKS.pack(head_check, xxh3_64_intdigest(payload, head_check))
-    return b"".join((head, checks, payload))
+    return head + checks, payload
+
+
+def bytes_of(record: Record) -> int:
+    """Return the length of a record in bytes."""
+    return sum(memoryview(part).nbytes for part in record)
 
 
 def unpack(key: int | None, record: memoryview, *, seed: int = 0) -> tuple[memoryview, tuple[int, ...]]:

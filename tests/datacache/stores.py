@@ -7,7 +7,7 @@ import numpy as np
 
 from datacache.order import Ids
 from datacache.store.record_store import Misses, RecordStore
-from datacache.store.records import pack, seed_of, unpack
+from datacache.store.records import Record, pack, seed_of, unpack
 
 SHM = Path("/dev/shm")
 
@@ -26,7 +26,7 @@ class Samples:
         sizes = self.sizes[np.isin(self.ids, ids)] if sizes is None else sizes
         return RecordStore(root, self.fingerprint, ids, sizes, note={"of": "tests"})
 
-    def records(self, ids: Ids) -> list[bytes]:
+    def records(self, ids: Ids) -> list[Record]:
         """Return the records of ids."""
         return [pack(key, self.payloads[key], (key,), seed=self.seed) for key in ids.tolist()]
 

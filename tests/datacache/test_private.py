@@ -112,7 +112,7 @@ def test_whatever_the_umask_nobody_else_may_read_or_write_what_is_made(shared: P
         for _ in range(2):
             cache = cache_in(dirs)
             cache.fill()
-            cache._levels.memory.store.replace(np.array([1]), [b"a record"])
+            cache._levels.memory.store.replace(np.array([1]), [(b"a record",)])
             cache.close()
         made = list((shared / "a").rglob("*"))
         modes = {(path.is_dir(), stat.S_IMODE(path.lstat().st_mode)) for path in made}
@@ -141,7 +141,7 @@ def test_links_in_a_folder_overwrite_nothing_and_are_said(tmp_path: Path, name: 
         cache = cache_in(dirs)
         samples = cache._levels.read(np.arange(20))
         if cache._levels.memory.store is not None:
-            cache._levels.memory.store.replace(np.array([1]), [b"a record"])
+            cache._levels.memory.store.replace(np.array([1]), [(b"a record",)])
         cache.close()
     assert all(np.array_equal(one, other) for one, other in zip(samples, IMAGES, strict=True))
     assert target.read_bytes() == b"of the victim"

@@ -39,7 +39,7 @@ def test_sealed_it_is_found_by_the_next_and_not_changed(root: Path) -> None:
     before = (folder / "records").read_bytes()
     with make(root) as store:
         assert store.is_sealed and store.seal()
-        store.put_many(IDS[:3], [b"other"] * 3)
+        store.put_many(IDS[:3], [(b"other",)] * 3)
         assert read_right(store, IDS[::-1]) == Misses([], [])
         assert (store.stored(), store.missing_ids().tolist()) == (len(IDS), [])
     assert (folder / "records").read_bytes() == before
@@ -48,7 +48,7 @@ def test_sealed_it_is_found_by_the_next_and_not_changed(root: Path) -> None:
 def test_what_is_there_stays(root: Path) -> None:
     with make(root) as store:
         put(store, IDS[:10])
-        store.put_many(IDS[:20], [b"wrong"] * 10 + records(IDS[10:20]))
+        store.put_many(IDS[:20], [(b"wrong",)] * 10 + records(IDS[10:20]))
         assert read_right(store, IDS[:20]) == Misses([], [])
 
 
@@ -56,7 +56,7 @@ def test_ids_that_do_not_belong_are_not_found_and_not_put(root: Path) -> None:
     others = np.array([1, 3, 10_000, -1])
     with make(root) as store:
         with pytest.raises(ValueError, match="ids: 1 does not belong"):
-            store.put_many(others, [b""] * len(others))
+            store.put_many(others, [()] * len(others))
         put(store)
         assert read_right(store, others) == Misses([0, 2, 3], [])
         assert store.seal()
@@ -87,7 +87,8 @@ def test_unfinished_it_is_joined_and_only_the_rest_is_put(root: Path) -> None:
 
 def test_damaged_records_are_named_and_replaced(root: Path) -> None:
     spoilt = records(IDS)
-    spoilt[7] = spoilt[7][:-1] + b"?"
+    head, payload = spoilt[7]
+    spoilt[7] = head, bytes(payload)[:-1], b"?"
     with make(root) as store:
         store.put_many(IDS, spoilt)
         for _ in ("open", "sealed"):

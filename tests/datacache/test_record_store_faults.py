@@ -19,6 +19,7 @@ from datacache.capacity import free_bytes
 from datacache.errors import CacheFull
 from datacache.store import locks, record_store
 from datacache.store.record_store import Misses
+from datacache.store.records import bytes_of
 from tests.datacache.processes import FORK, in_child
 from tests.datacache.stores import Samples
 from tests.extent import ALL
@@ -157,7 +158,7 @@ def test_a_disk_that_cannot_read_costs_the_record(tmp_path: Path, monkeypatch: p
         pread = os.pread
 
         def failing(descriptor: int, size: int, begin: int) -> bytes:
-            if size == len(SAMPLES.records(IDS[4:5])[0]):
+            if size == bytes_of(SAMPLES.records(IDS[4:5])[0]):
                 raise OSError(5, "Input/output error")
             return pread(descriptor, size, begin)
 

@@ -1,5 +1,6 @@
 """Records: what is packed comes out, and nothing else does."""
 
+import os
 import random
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datacache.errors import Damaged
+from datacache.store.files import create_file
 from datacache.store.record_files import RecordFile
 from datacache.store.records import HEADER_BYTES, pack, unpack
 
@@ -17,7 +19,7 @@ SHAPES = st.lists(st.integers(0, 2**32 - 1), max_size=4).map(tuple)
 
 @given(KEYS, st.binary(max_size=500), SHAPES)
 def test_what_is_packed_comes_out(key: int, payload: bytes, shape: tuple[int, ...]) -> None:
-    record = pack(key, payload, shape)
+    record = b"".join(pack(key, payload, shape))
     assert len(record) == HEADER_BYTES + len(payload)
     found, found_shape = unpack(key, memoryview(record))
     assert (bytes(found), found_shape) == (payload, shape)
@@ -26,7 +28,7 @@ def test_what_is_packed_comes_out(key: int, payload: bytes, shape: tuple[int, ..
 @pytest.mark.parametrize("size", [0, 1, 17, 400, 30_000])
 def test_every_flipped_bit_is_caught(size: int) -> None:
     generator = random.Random(size)
-    record = bytearray(pack(5, generator.randbytes(size), (size, 1)))
+    record = bytearray(b"".join(pack(5, generator.randbytes(size), (size, 1))))
     bits = range(8 * len(record)) if size < 500 else generator.sample(range(8 * len(record)), 2000)
     for bit in bits:
         record[bit // 8] ^= 1 << bit % 8
@@ -46,13 +48,36 @@ def test_a_file_that_ends_before_what_is_read_is_named_with_the_place(tmp_path: 
         file.read(7, 4)
 
 
+def test_all_of_many_parts_is_written_also_a_few_bytes_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator, calls = random.Random(7), list[int]()
+    parts = [memoryview(generator.randbytes(each % 5)) for each in range(3000)]
+    parts[9] = memoryview(generator.randbytes(90)).cast("B", (6, 5, 3))
+    pwritev = os.pwritev
+
+    def little(descriptor: int, buffers: list[memoryview], start: int) -> int:
+        calls.append(sum(each.nbytes for each in buffers))
+        joined = b"".join(buffers)
+        return pwritev(descriptor, [joined[: 1 + len(joined) // 3]], start) if joined else 0
+
+    for limited in (False, True):
+        if limited:
+            monkeypatch.setattr(os, "pwritev", little)
+        path = tmp_path / str(limited)
+        create_file(path)
+        RecordFile(path, os.O_RDWR).write(parts, 11)
+        assert path.read_bytes() == bytes(11) + b"".join(parts)
+    assert max(calls) < sum(each.nbytes for each in parts)  # no call has more than the system takes
+
+
 def test_a_record_under_another_key_is_caught() -> None:
     with pytest.raises(Damaged, match="sample 6: found the record of sample 5"):
-        unpack(6, memoryview(pack(5, b"payload")))
+        unpack(6, memoryview(b"".join(pack(5, b"payload"))))
 
 
 def test_a_record_of_another_length_is_caught() -> None:
-    record = pack(5, b"payload")
+    record = b"".join(pack(5, b"payload"))
     for wrong in (*(record[:length] for length in range(len(record))), record + b"x"):
         with pytest.raises(Damaged):
             unpack(5, memoryview(wrong))
