@@ -313,6 +313,18 @@ def test_of_short_steps_more_are_taken_and_of_long_ones_fewer_whatever_others_ta
     assert sparse > dense
 
 
+def test_slow_first_steps_do_not_count_as_time_that_was_tried(monkeypatch):
+    def body(comm):
+        seconds = iter([10.0] * tuner.WARM_UP_STEPS + [tuner.TRIAL_SECONDS / tuner.STEPS] * tuner.STEPS)
+        monkeypatch.setattr(tuner, "step_seconds", lambda *_: next(seconds))
+        gradients = [Gradients(1000).of(0, 0)]
+        case = Case(layout(1, 1), 1000, 0.01)
+        (taken,) = tuner.seconds_in_turns(Topology(comm), case, [Candidate("dense")], gradients, least=0.0)
+        return len(taken)
+
+    assert simulated.run(body, 1, 1, SLOW) == [tuner.STEPS]
+
+
 def with_trial(given, reducer, wire, times, size=14_728_266, density=0.01, options="{}"):
     """Return the profile with a trial that took so many times what is predicted."""
     candidate = Candidate(reducer, wire, options)

@@ -280,7 +280,7 @@ WARM_UP_STEPS, STEPS, MOST_STEPS = 2, 5, 200
 LEAST_SECONDS = 0.3  # of a candidate's steps, up to the most: few short ones say little
 LAST_SECONDS = 0.9  # the same, of those by which one is picked
 GRADIENTS = 3  # that the steps of a trial cycle through
-TRIAL_SECONDS = 3.0  # after which a slow candidate has been tried enough
+TRIAL_SECONDS = 2.0  # after which a slow candidate has been tried enough
 WIDE = 0.25  # a spread of measurements that are made again
 ATTEMPTS = 3
 
@@ -351,13 +351,14 @@ def seconds_in_turns(
 
     A step is slower after one that waited long for the network: caches are cold, and processors asleep.
     Each candidate takes ``STEPS`` steps; more, up to ``MOST_STEPS``, until it took ``least`` seconds; fewer,
-    at least one, once it took ``most`` seconds, and the others go on without it. Both limits include the
-    warm-up, two steps or, of many, a third, in which residuals grow and thresholds are found again and again.
+    at least one, once these took ``most`` seconds, and the others go on without it. The warm-up is two steps,
+    which may be much slower than all later ones, or, of many, a third, in which residuals grow and thresholds
+    are found again and again; ``least`` includes it.
     """
 
     def is_enough(own: Sequence[float]) -> bool:
-        counted = len(own) - WARM_UP_STEPS
-        return counted > 0 and sum(own) > (least if counted >= STEPS else most)
+        counted = own[WARM_UP_STEPS:]
+        return len(counted) > 0 and (sum(own) > least if len(counted) >= STEPS else sum(counted) > most)
 
     reducers = [make_reducer(each.reducer, topology, case.size, **settings(case, each)) for each in chosen]
     taken: list[list[float]] = [[] for _ in chosen]
