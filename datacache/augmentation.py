@@ -89,13 +89,7 @@ class Crop(Collation):
         mean, scale = self._normalisation(channels)
         # As bytes, since Numba has no float16: one compiled kernel serves all three types.
         rows = out.reshape(len(samples), side, -1).view(np.uint8)
-        starts = stops - shapes.prod(axis=1)
-
-        def resample(part: slice) -> None:
-            own = starts[part], shapes[part], boxes[part], mirrored[part]
-            _resample(pixels, *own, mean, scale, rows[part])
-
-        pools.in_parts(resample, rows)
+        _resample(pixels, stops - shapes.prod(axis=1), shapes, boxes, mirrored, mean, scale, rows)
         return out, labels
 
     def _normalisation(self, channels: int) -> tuple[Float32, Float32]:

@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,7 +25,6 @@ Array = npt.NDArray[Any]
 Arrays = tuple[Array, ...]
 Sample = npt.NDArray[np.uint8]
 ALIGNMENT = 64  # bytes: TensorFlow uses such arrays without a copy
-LEAST_PART_BYTES = 1 << 20  # of an array that a thread of its own fills: some milliseconds of work
 
 
 @dataclass(frozen=True)
@@ -45,13 +44,9 @@ class BatchSpec:
 
 
 class Pools:
-    """Reusable memory for the arrays of batches, by shape and dtype; it grows to the most in use at once.
+    """Reusable memory for the arrays of batches, by shape and dtype; it grows to the most in use at once."""
 
-    ``threads``: that share the work on a batch (:meth:`in_parts`).
-    """
-
-    def __init__(self, threads: int = 1) -> None:
-        self._threads = threads
+    def __init__(self) -> None:
         # Appending and popping are atomic: no lock in a finalizer.
         self._free: defaultdict[tuple[tuple[int, ...], str], deque[memoryview]] = defaultdict(deque)
 
@@ -68,21 +63,6 @@ class Pools:
         array = np.frombuffer(memory, dtype)  # the base of all views: it lives as long as any of them
         weakref.finalize(array, free.append, memory)
         return array.reshape(shape)
-
-    def in_parts(self, work: Callable[[slice], None], rows: Array) -> None:
-        """Call ``work`` for slices of all ``rows`` that it fills, of a long array in several threads at once.
-
-        With one thread for each batch, the last batches of an epoch would leave some threads idle.
-        """
-        parts = min(self._threads, max(1, rows.nbytes // LEAST_PART_BYTES))
-        if parts == 1:
-            work(slice(None))
-            return
-        bounds = pairwise(len(rows) * part // parts for part in range(parts + 1))
-        # Its threads end with it: a process may fork between batches.
-        with ThreadPoolExecutor(parts, thread_name_prefix="datacache") as pool:
-            for done in [pool.submit(work, slice(*each)) for each in bounds]:
-                done.result()
 
 
 class Collation(ABC):

@@ -57,7 +57,7 @@ class DataCache:
     ``manifest``: of the source, scanned if not given. ``preprocessing``: what is done to samples before they
     are stored, such as shrinking images to the largest size that any phase needs; nothing by default.
     ``part``: the ids, ascending, that this node stores (see :meth:`BatchOrder.part`); all by default.
-    ``dirs``: the folders of the levels; none by default. ``threads`` build up to ``prefetch`` batches ahead, and share the crops of the last ones of an epoch.
+    ``dirs``: the folders of the levels; none by default. ``threads`` build up to ``prefetch`` batches ahead.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class DataCache:
         self.manifest = source.scan() if manifest is None else manifest
         self._threads, self._prefetch = threads, prefetch
         self._collation: Collation | None = None
-        self._pools = Pools(threads)
+        self._pools = Pools()
         preprocessing = preprocessing or Preprocessing(self.manifest.payload)
         self._part = np.arange(len(self.manifest)) if part is None else part
         self._levels = Levels(source, self.manifest, preprocessing, self._part, dirs)
@@ -111,7 +111,7 @@ class DataCache:
         if order.samples != len(self):
             raise ValueError(f"order: expected one of {len(self)} samples, got one of {order.samples}")
         if collation != self._collation:  # others have arrays of other shapes
-            self._collation, self._pools = collation, Pools(self._threads)
+            self._collation, self._pools = collation, Pools()
         pools = self._pools
 
         def spec_of(step: int) -> BatchSpec:
@@ -173,7 +173,7 @@ class DataCache:
         """Release the folders; batches that were yielded stay valid."""
         self._levels.close()
         self._levels.remote = {}
-        self._collation, self._pools = None, Pools(self._threads)
+        self._collation, self._pools = None, Pools()
 
     def _in_parts(self, function: Callable[[Ids], Result], ids: Ids) -> Iterator[Result]:
         parts = np.array_split(ids, -(-len(ids) // FILL_SAMPLES) or 1)

@@ -3,12 +3,11 @@
 import gc
 import threading
 import time
-from collections import Counter
 
 import numpy as np
 import pytest
 
-from datacache.batches import ALIGNMENT, LEAST_PART_BYTES, Pools, prefetch
+from datacache.batches import ALIGNMENT, Pools, prefetch
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "float32"])
@@ -31,31 +30,6 @@ def test_memory_comes_back_when_the_last_view_is_gone():
     del part
     gc.collect()
     assert pools.take((8, 4), "float32").ctypes.data == place
-
-
-@pytest.mark.parametrize(("threads", "rows", "parts"), [(3, 20, 3), (3, 3, 1), (5, 9, 2), (1, 20, 1)])
-def test_rows_of_an_array_are_filled_once_and_long_ones_by_several_threads(threads, rows, parts):
-    array, fillers = np.zeros((rows, LEAST_PART_BYTES // 32)), Counter()
-
-    def fill(part):
-        array[part] += 1
-        fillers[threading.get_ident()] += 1
-        if parts > 1:
-            everyone.wait()  # so that no thread is used twice
-
-    everyone = threading.Barrier(parts, timeout=60)
-    Pools(threads).in_parts(fill, array)
-    assert np.all(array == 1)
-    assert list(fillers.values()) == [1] * parts
-
-
-def test_an_error_in_a_part_is_raised():
-    def fill(part):
-        if part.start:
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        Pools(2).in_parts(fill, np.zeros((20, LEAST_PART_BYTES // 32)))
 
 
 def test_results_come_in_order_whatever_takes_longest():
