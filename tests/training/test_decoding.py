@@ -63,8 +63,8 @@ def test_cached_logits_are_those_of_the_whole_target(norm):
     for first, last in [(0, 1), (1, 2), (2, 4), (4, 5)]:
         logits, past = model.decode(target[:, first:last], memory, past)
         found.append(logits)
-    # sums of the same numbers in another order, values of about 10
-    np.testing.assert_allclose(np.concatenate(found, axis=1), whole, rtol=0, atol=1e-4)
+    # float32 sums in an order that differs by processor, values of up to 20, weights that magnify errors
+    np.testing.assert_allclose(np.concatenate(found, axis=1), whole, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 2.0])
