@@ -329,16 +329,19 @@ def test_a_profile_of_the_configuration_gives_the_computing_of_the_phases_whose_
         planned([f"profile={tmp_path / 'profile.json'}"])
 
 
-@pytest.mark.parametrize(("shared", "rate"), [(False, 640), (True, 640), (True, 6.4)])
-def test_ranks_that_share_cores_hide_no_messages_and_wait_for_the_last(tmp_path, shared, rate):
+@pytest.mark.parametrize(("sharing", "rate"), [(1, 640), (2, 640), (2, 6.4), (4, 640)])
+def test_ranks_that_share_cores_wait_for_the_last_and_many_hide_no_messages(tmp_path, sharing, rate):
     path = tmp_path / "profile.json"
     profile = profile_at(path, "2 cores", {"configuration": "digits", "per_second": rate})
-    replace(profile, speeds=replace(profile.speeds, ranks_per_core=1 + shared)).save(path)
+    replace(profile, speeds=replace(profile.speeds, ranks_per_core=sharing)).save(path)
     words = [f"profile={path}", "bucket_mib=0.0016", "reducer=dense", "phases.0.reducer=dense"]
     first = planned(words, sizes=[400, 400]).phases[0]
+    off = planned([*words, "overlap=false"], sizes=[400, 400]).phases[0]
+    lag = min(0.3 * first.computing, 0.06) if sharing > 1 else 0.0
+    hidden = first.messages / 2 if sharing <= 2 else 0.0  # those of the first of two buckets
     assert first.buckets == 2
-    alone, lag = first.computing + first.messages, min(0.3 * first.computing, 0.06)
-    assert first.step == pytest.approx(alone + lag) if shared else first.step < alone
+    assert off.step == pytest.approx(first.computing + first.messages + lag)
+    assert first.step == pytest.approx(off.step - hidden)
 
 
 @pytest.mark.parametrize(("processor", "buckets"), [("8 cores", 2), ("8 cores, V100 by nccl", 1)])

@@ -18,6 +18,9 @@ FORWARD = 1 / 3  # of computing: the backward pass has two products for each of 
 # Of ranks that share cores the last one ends its computing LAG times the computing later, and at most
 # LONGEST_LAG_SECONDS: fitted to steps of four and of eight ranks on two cores, those of docs/validation.md.
 LAG, LONGEST_LAG_SECONDS = 0.3, 60e-3
+# Ranks on a core of which one computes while messages of another are on their way. Of four nothing was
+# hidden: those that wait ask MPI again and again, and so take the core from the one that computes.
+MOST_THAT_HIDE = 2
 
 
 @dataclass(frozen=True)
@@ -151,15 +154,13 @@ class StepExchange:
         return whole, hidden
 
 
-def shared_seconds(computing: float, messages: Sequence[float]) -> float:
-    """Return the seconds of a step on ranks that share cores: messages wait for the last rank.
+def lag_seconds(computing: float, ranks_per_core: float) -> float:
+    """Return how much later the last of the ranks ends its ``computing`` seconds, if they share cores.
 
-    Overlap is taken to gain nothing: while one waits, another computes on its core.
-
-    >>> shared_seconds(0.1, [0.25, 0.25])
-    0.63
+    >>> lag_seconds(0.1, 2.0), lag_seconds(0.1, 1.0)
+    (0.03, 0.0)
     """
-    return computing + min(LAG * computing, LONGEST_LAG_SECONDS) + sum(messages)
+    return min(LAG * computing, LONGEST_LAG_SECONDS) if ranks_per_core > 1 else 0.0
 
 
 def overlapped_seconds(computing: float, sizes: Sequence[int], messages: Sequence[float]) -> float:

@@ -22,11 +22,12 @@ from training.config.records import Phase
 from training.config.reducers import AUTO
 from training.config.schedules import Span
 from training.plan.exchange import (
+    MOST_THAT_HIDE,
     Exchange,
     StepExchange,
     exchanges_per_step,
+    lag_seconds,
     overlapped_seconds,
-    shared_seconds,
 )
 from training.plan.memory import GRADIENTS, Memory, Weights, kept_by, slots_of
 from training.plan.samples import Listing
@@ -345,11 +346,12 @@ class _Planner:
         messages = exchange.seconds()
         if computing is None:
             return sum(messages), None
-        if self.site.speeds is not None and self.site.speeds.ranks_per_core > 1:
-            return sum(messages), shared_seconds(computing, messages)
-        if self.config.overlap and self.config.accumulate == 1 and len(messages) > 1:
-            return sum(messages), overlapped_seconds(computing, exchange.sizes, messages)
-        return sum(messages), computing + sum(messages)
+        sharing = 1.0 if self.site.speeds is None else self.site.speeds.ranks_per_core
+        lag = lag_seconds(computing, sharing)
+        has_others = self.config.accumulate == 1 and len(messages) > 1
+        if self.config.overlap and has_others and sharing <= MOST_THAT_HIDE:
+            return sum(messages), lag + overlapped_seconds(computing, exchange.sizes, messages)
+        return sum(messages), lag + computing + sum(messages)
 
     def _memory(self, phase: Phase, exchange: Exchange, wrappers: Sequence[Mapping[str, Any]]) -> Memory:
         """Return the memory of a rank in the exchange of the largest density.
