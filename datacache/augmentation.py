@@ -79,17 +79,14 @@ class Crop(Collation):
                 expected = "uint8 (height, width, channels), of equally many channels"
                 raise ValueError(f"images: expected {expected}, got {image.dtype} {image.shape}")
         shapes = np.array([image.shape for image in samples], np.int64)
-        stops = np.cumsum(shapes.prod(axis=1))
-        # Lengths are powers of two, so that buffers are reused.
-        pixels = pools.take((1 << (int(stops[-1]) - 1).bit_length(),), "uint8")
-        np.concatenate([image.reshape(-1) for image in samples], out=pixels[: stops[-1]])
+        pixels, starts = _in_one_array(samples, pools)
         side, channels = self.input_size, int(shapes[0, 2])
         out = pools.take((len(samples), side, side, channels), self.dtype)
         boxes, mirrored = self.boxes(shapes, spec.ids, spec.epoch, spec.seed)
         mean, scale = self._normalisation(channels)
         # As bytes, since Numba has no float16: one compiled kernel serves all three types.
         rows = out.reshape(len(samples), side, -1).view(np.uint8)
-        _resample(pixels, stops - shapes.prod(axis=1), shapes, boxes, mirrored, mean, scale, rows)
+        _resample(pixels, starts, shapes, boxes, mirrored, mean, scale, rows)
         return out, labels
 
     def _normalisation(self, channels: int) -> tuple[Float32, Float32]:
@@ -99,6 +96,26 @@ class Crop(Collation):
             raise ValueError(f"mean, std: expected 1 or {channels} numbers, one a channel, got {len(mean)}")
         pixel = np.ones((self.input_size, channels), np.float32)
         return (pixel * mean).ravel().astype(np.float32), (pixel / std).ravel().astype(np.float32)
+
+
+def _in_one_array(images: Sequence[Bytes], pools: Pools) -> tuple[Bytes, Ids]:
+    """Return the bytes of all images in one flat array, and where each starts.
+
+    They are copied unless they are views of one array already, as those of a batch from a level are.
+    """
+    base = images[0].base
+    if (
+        isinstance(base, np.ndarray)
+        and base.dtype == np.uint8
+        and base.flags.c_contiguous
+        and all(image.base is base and image.flags.c_contiguous for image in images)
+    ):
+        places = np.array([image.__array_interface__["data"][0] for image in images])
+        return base.reshape(-1), places - base.__array_interface__["data"][0]
+    stops = np.cumsum([image.size for image in images])
+    pixels = pools.take_bytes(int(stops[-1]))
+    np.concatenate([image.reshape(-1) for image in images], out=pixels)
+    return pixels, np.array([0, *stops[:-1]])
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,10 @@ class Pools:
         weakref.finalize(array, free.append, memory)
         return array.reshape(shape)
 
+    def take_bytes(self, size: int) -> Array:
+        """Return ``size`` bytes of an array whose length is a power of two, so that others use it, too."""
+        return self.take((1 << (size - 1).bit_length(),), "uint8")[:size]
+
 
 class Collation(ABC):
     """Makes the arrays of a batch of its samples."""

@@ -210,8 +210,8 @@ def _one_round(comm: Comm, wanted: Ids, holders: Ids, read: ReadSamples) -> dict
     samples = {}
     for ids, lengths, content in zip(requests, sizes, received, strict=True):
         for number, stop, length in zip(ids.tolist(), np.cumsum(lengths), lengths, strict=True):
-            payload, shape = unpack(number, content[stop - length : stop].data)
-            samples[number] = np.frombuffer(payload, np.uint8).reshape(shape)
+            payload, shape = unpack(number, content[stop - length : stop])
+            samples[number] = payload.reshape(shape)
     return samples
 
 

@@ -22,7 +22,7 @@ from datacache.sources import Source
 from datacache.store.files import check_folder
 from datacache.store.folders import add_read_counts
 from datacache.store.record_store import Misses, RecordCallback, RecordStore
-from datacache.store.records import Record, pack, seed_of, unpack
+from datacache.store.records import Bytes, Record, pack, seed_of, unpack
 
 STAND_INS = 32  # samples of a label that are tried in place of one that cannot be decoded
 
@@ -186,11 +186,11 @@ class Levels:
     def _read_own(self, ids: Ids) -> list[Sample]:
         samples: dict[int, Sample] = {}
 
-        def use(position: int, record: memoryview) -> None:
+        def use(position: int, record: Bytes) -> None:
             payload, shape = unpack(int(ids[position]), record, seed=self.memory.seed)
             if len(shape) == 4:  # the last number is the id of the stand-in
                 self._note_stand_in(int(ids[position]), shape[3])
-            samples[position] = np.frombuffer(payload, np.uint8).reshape(shape[:3])
+            samples[position] = payload.reshape(shape[:3])
 
         misses = self.memory.read(ids, use)
         positions = np.array(sorted([*misses.missing, *misses.damaged]), np.int64)
@@ -206,8 +206,8 @@ class Levels:
         """Return samples as central storage has them; those that were not on disk are stored there."""
         found: dict[int, bytes] = {}
 
-        def use(position: int, record: memoryview) -> None:
-            found[position] = bytes(unpack(int(ids[position]), record, seed=self.disk.seed)[0])
+        def use(position: int, record: Bytes) -> None:
+            found[position] = unpack(int(ids[position]), record, seed=self.disk.seed)[0].tobytes()
 
         misses = self.disk.read(ids, use)
         positions = np.array(sorted([*misses.missing, *misses.damaged]), np.int64)

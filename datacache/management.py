@@ -4,7 +4,6 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,19 +83,20 @@ def verify(folder: CacheFolder) -> Verdict:
     try:
         if (path / folders.COMPLETE).exists():
             sealed = SealedStore(path, seed)
-            records = [partial(sealed.record, row) for row in range(len(sealed))]
+            file, starts, sizes = sealed.file, sealed.starts, sealed.sizes
         else:
-            file, entries = RecordFile(path / RECORDS), read_log(RecordFile(path / LOG), seed).tolist()
-            records = [partial(file.read, start, size) for _, start, size, _ in entries]
+            file, entries = RecordFile(path / RECORDS), read_log(RecordFile(path / LOG), seed)
+            starts, sizes = entries["start"], entries["bytes"]
     except (Damaged, OSError) as error:
         return Verdict(folder, unreadable=str(error))
     damaged = 0
-    for read in records:
+    for row in range(len(starts)):
+        (record,) = file.read_many(starts[row : row + 1], sizes[row : row + 1])
         try:
-            unpack(None, read(), seed=seed)
+            unpack(None, record, seed=seed)
         except Damaged:
             damaged += 1
-    return Verdict(folder, len(records), damaged)
+    return Verdict(folder, len(starts), damaged)
 
 
 def collect_garbage(folder: CacheFolder, *, everything: bool = False) -> bool:

@@ -6,6 +6,7 @@ one entry a record to ``log``. Readers take no lock: they read the new entries o
 records that it hits.
 """
 
+import ctypes
 import os
 import time
 import weakref
@@ -14,16 +15,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numba import config, types
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
+from datacache.batches import Pools
 from datacache.errors import Damaged
-from datacache.order import Flags, Ids
+from datacache.order import Flags, Ids, compiled
 from datacache.store.files import open_file, read_file, write_atomic
 from datacache.store.folders import COMPLETE, FORMAT, is_at, read_facts, write_facts
-from datacache.store.records import Record, bytes_of
+from datacache.store.records import Bytes, Record, bytes_of
 
 RECORDS, LOG, INDEX = "records", "log", "index"
 ENTRY = np.dtype([("key", "<i8"), ("start", "<i8"), ("bytes", "<i8"), ("check", "<u8")])
@@ -33,6 +37,31 @@ _CHECKED_BYTES = 24  # of an entry: all but its checksum
 _ATTEMPTS, _PAUSE_SECONDS = 5, 0.01  # to read an entry that is incomplete: it may be being written
 
 Entries = npt.NDArray[np.void]
+
+# Called by compiled code: threads that read a batch would else pass the GIL to each other at every record.
+_SIGNATURE = types.intp(types.intc, types.intp, types.intp, types.int64)
+_pread: Any = types.ExternalFunction("pread", _SIGNATURE)
+if config.DISABLE_JIT:  # type: ignore[attr-defined]  # Numba sets it from the environment
+    _types = (ctypes.c_ssize_t, ctypes.c_int, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int64)
+    _pread = ctypes.CFUNCTYPE(*_types)(("pread", ctypes.CDLL(None)))
+
+
+@compiled
+def _read(descriptor: int, starts: Ids, stops: Ids, into: Bytes) -> Ids:
+    """Read the bytes from each start on into ``into``, one after the other up to ``stops``.
+
+    Returns where each ends: before its stop if it cannot be read, or the file is shorter.
+    """
+    ends, end, address = np.empty(len(starts), np.int64), 0, into.ctypes.data
+    for i in range(len(starts)):
+        begin = end = stops[i - 1] if i else 0
+        while end < stops[i]:
+            count = _pread(descriptor, address + end, stops[i] - end, starts[i] + end - begin)
+            if count <= 0:
+                break
+            end += count
+        ends[i] = end
+    return ends
 
 
 class RecordFile:
@@ -44,7 +73,18 @@ class RecordFile:
             self.descriptor = open_file(path, flags)
         except FileNotFoundError as error:
             raise Damaged(f"{path}: not there") from error
+        self._pools = Pools()
         weakref.finalize(self, os.close, self.descriptor)
+
+    def read_many(self, starts: Ids, sizes: Ids) -> list[Bytes]:
+        """Return so many bytes from each start on, fewer where they cannot be read.
+
+        All are views of one array, which is used again when no view refers to it any more.
+        """
+        stops = np.cumsum(sizes)
+        into = self._pools.take_bytes(int(sizes.sum()))
+        ends = _read(self.descriptor, starts, stops, into)
+        return [into[begin:end] for begin, end in zip((stops - sizes).tolist(), ends.tolist(), strict=True)]
 
     def read(self, start: int, size: int) -> memoryview:
         """Return ``size`` bytes from ``start`` on; :class:`Damaged` if they cannot be read."""
@@ -95,23 +135,41 @@ class _Read:
     records_bytes: int = 0
 
 
-class UnsealedStore:
+class _Store:
+    """The records of a store, by row: the position of an id among those of the store."""
+
+    file: RecordFile
+    starts: Ids  # in the file; −1: missing
+    sizes: Ids
+
+    def records(self, rows: Ids) -> list[Bytes | None]:
+        """Return the record of each row, cut short where it cannot be read; ``None`` if it is missing."""
+        starts = self.starts[rows]  # before the sizes: a refresh sets the starts last
+        there = starts >= 0
+        found = iter(self.file.read_many(starts[there], self.sizes[rows[there]]))
+        return [next(found) if each else None for each in there.tolist()]
+
+    def missing(self) -> Flags:
+        """Return for each id whether its record is missing."""
+        return self.starts < 0
+
+
+class UnsealedStore(_Store):
     """The files of a store of the sorted ``ids`` that is being filled; for any threads and processes.
 
-    Records are addressed by row: the position of their id in ``ids``. Raises :class:`Damaged` if the files
-    are missing, or not what was written.
+    Raises :class:`Damaged` if the files are missing, or not what was written.
     """
 
     def __init__(self, folder: Path, ids: Ids, seed: int) -> None:
         self._ids, self._seed = ids, seed
-        self._records = RecordFile(folder / RECORDS, os.O_RDWR)
+        self.file = RecordFile(folder / RECORDS, os.O_RDWR)
         self._log = RecordFile(folder / LOG, os.O_RDWR)
-        self._starts, self._sizes = np.full(len(ids), -1), np.zeros(len(ids), np.int64)
+        self.starts, self.sizes = np.full(len(ids), -1), np.zeros(len(ids), np.int64)
         self._read = _Read()
         read = self.refresh()
-        if self._records.length() < read.records_bytes:
+        if self.file.length() < read.records_bytes:
             raise Damaged(
-                f"{folder / RECORDS}: expected {read.records_bytes} bytes, got {self._records.length()}"
+                f"{folder / RECORDS}: expected {read.records_bytes} bytes, got {self.file.length()}"
             )
 
     def refresh(self) -> _Read:
@@ -126,27 +184,18 @@ class UnsealedStore:
             return read
         rows = np.searchsorted(self._ids, entries["key"])
         if np.any(rows == len(self._ids)) or np.any(self._ids[rows] != entries["key"]):
-            raise Damaged(f"{self._records.path}: the log has entries of ids that do not belong here")
-        self._sizes[rows] = entries["bytes"]
-        self._starts[rows] = entries["start"]  # last: from now on other threads read the record
+            raise Damaged(f"{self.file.path}: the log has entries of ids that do not belong here")
+        self.sizes[rows] = entries["bytes"]
+        self.starts[rows] = entries["start"]  # last: from now on other threads read the record
         end = int((entries["start"] + entries["bytes"]).max())
         self._read = read = _Read(read.log_bytes + entries.nbytes, max(read.records_bytes, end))
         return read
-
-    def record(self, row: int) -> memoryview | None:
-        """Return the record of a row, ``None`` if it is missing; :class:`Damaged` if it cannot be read."""
-        start = self._starts.item(row)
-        return None if start < 0 else self._records.read(start, self._sizes.item(row))
-
-    def missing(self) -> Flags:
-        """Return for each id whether its record is missing."""
-        return self._starts < 0
 
     def append(self, rows: Ids, records: Sequence[Record]) -> None:
         """Write missing records under the writers' lock; after an ``OSError`` each is missing or complete."""
         read = self.refresh()
         new = {row: each for row, each in zip(rows.tolist(), records, strict=True)}
-        new = {row: new[row] for row in sorted(new) if self._starts[row] < 0}
+        new = {row: new[row] for row in sorted(new) if self.starts[row] < 0}
         if not new:
             return
         entries = np.zeros(len(new), ENTRY)
@@ -154,10 +203,10 @@ class UnsealedStore:
         entries["bytes"] = [bytes_of(record) for record in new.values()]
         entries["start"] = read.records_bytes + np.cumsum(entries["bytes"]) - entries["bytes"]
         try:
-            self._records.write(chain.from_iterable(new.values()), read.records_bytes)
+            self.file.write(chain.from_iterable(new.values()), read.records_bytes)
         except OSError:
             # No entry refers to these bytes; they may fill the disk.
-            os.ftruncate(self._records.descriptor, read.records_bytes)
+            os.ftruncate(self.file.descriptor, read.records_bytes)
             raise
         entries["check"] = _checks(memoryview(entries.tobytes()), self._seed)
         self._log.write([entries.tobytes()], read.log_bytes)
@@ -165,22 +214,22 @@ class UnsealedStore:
 
     def is_at_its_path(self) -> bool:
         """Return whether what is written here is what other processes read."""
-        return is_at(self._records.descriptor, self._records.path)
+        return is_at(self.file.descriptor, self.file.path)
 
     def seal(self, folder: Path) -> None:
         """Sync all records, write their index, and last ``COMPLETE``; the caller holds the writers' lock."""
         end = self.refresh().records_bytes
-        os.ftruncate(self._records.descriptor, end)  # cuts off the incomplete records of killed processes
-        os.fsync(self._records.descriptor)
+        os.ftruncate(self.file.descriptor, end)  # cuts off the incomplete records of killed processes
+        os.fsync(self.file.descriptor)
         os.fsync(self._log.descriptor)
-        index = np.stack([self._starts, self._sizes]).astype("<i8").tobytes()
+        index = np.stack([self.starts, self.sizes]).astype("<i8").tobytes()
         write_atomic(folder / INDEX, index)
         digest = xxh3_128_hexdigest(index)
         complete = {"samples": len(self._ids), "end": end, "index": digest, "format": FORMAT}
         write_facts(folder / COMPLETE, complete, self._seed)
 
 
-class SealedStore:
+class SealedStore(_Store):
     """The files of a store that has all its records and never changes; for any threads, without locks.
 
     Raises :class:`Damaged` if a file is missing, or not what was written.
@@ -196,23 +245,13 @@ class SealedStore:
             index = b""
         if xxh3_128_hexdigest(index) != complete["index"] or len(index) != 16 * complete["samples"]:
             raise Damaged(f"{folder / INDEX}: not what was written")
-        self._starts, self._sizes = np.frombuffer(index, "<i8").reshape(2, -1)
-        self._records = RecordFile(folder / RECORDS)
-        if self._records.length() != complete["end"]:
-            raise Damaged(
-                f"{folder / RECORDS}: expected {complete['end']} bytes, got {self._records.length()}"
-            )
+        self.starts, self.sizes = np.frombuffer(index, "<i8").reshape(2, -1)
+        self.file = RecordFile(folder / RECORDS)
+        if self.file.length() != complete["end"]:
+            raise Damaged(f"{folder / RECORDS}: expected {complete['end']} bytes, got {self.file.length()}")
 
     def __len__(self) -> int:
-        return len(self._starts)
-
-    def missing(self) -> Flags:
-        """Return for each id whether its record is missing: none is."""
-        return np.zeros(len(self), np.bool_)
-
-    def record(self, row: int) -> memoryview:
-        """Return the record of a row; :class:`Damaged` if it cannot be read."""
-        return self._records.read(self._starts.item(row), self._sizes.item(row))
+        return len(self.starts)
 
 
 def _checks(content: memoryview, seed: int) -> npt.NDArray[np.uint64]:

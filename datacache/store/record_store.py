@@ -24,9 +24,9 @@ from datacache.order import Flags, Ids
 from datacache.store import folders, locks
 from datacache.store.files import create_file, make_folder, read_file
 from datacache.store.record_files import LOG, RECORDS, SealedStore, UnsealedStore
-from datacache.store.records import HEADER_BYTES, Record, seed_of
+from datacache.store.records import HEADER_BYTES, Bytes, Record, seed_of
 
-RecordCallback = Callable[[int, memoryview], None]
+RecordCallback = Callable[[int, Bytes], None]
 """``use(position, record)`` of each record that :meth:`RecordStore.read_many` finds."""
 
 _PUT_SECONDS = 10.0  # that a put waits for other writers before it gives up
@@ -110,10 +110,11 @@ class RecordStore:
         ``use`` raises :class:`Damaged` if the record is damaged, and is called again with its replacement, if
         there is one.
         """
-        read, missing, damaged = self._files().record, [], []
-        for position, row in enumerate(self._rows(ids).tolist()):
+        rows = self._rows(ids)
+        own, damaged = np.flatnonzero(rows >= 0), []
+        missing = np.flatnonzero(rows < 0).tolist()
+        for position, found in zip(own.tolist(), self._files().records(rows[own]), strict=True):
             try:
-                found = None if row < 0 else read(row)
                 if found is None:
                     missing.append(position)
                 else:
@@ -121,7 +122,7 @@ class RecordStore:
             except Damaged:
                 damaged.append(position)
         damaged = [position for position in damaged if not self._use_repaired(ids, position, use)]
-        return Misses(missing, damaged)
+        return Misses(sorted(missing), damaged)
 
     def put_many(self, ids: Ids, records: Sequence[Record]) -> None:
         """Store the records of these ids; existing records do not change.
@@ -242,7 +243,7 @@ class RecordStore:
     def _use_repaired(self, ids: Ids, position: int, use: RecordCallback) -> bool:
         """Call ``use`` with the replacement of a damaged record; return whether there is a good one."""
         try:
-            use(position, memoryview(read_file(self.folder / _REPAIRS / str(ids[position]))))
+            use(position, np.frombuffer(read_file(self.folder / _REPAIRS / str(ids[position])), np.uint8))
         except (OSError, Damaged):
             return False
         return True

@@ -5,20 +5,24 @@ seeded with the fingerprint of the store, so a record of another data set with t
 detected too; and the payload's checksum, seeded with the header's.
 
 >>> record = b"".join(pack(7, b"abcdef", (2, 3)))
->>> payload, shape = unpack(7, memoryview(record))
->>> bytes(payload), shape
+>>> payload, shape = unpack(7, np.frombuffer(record, np.uint8))
+>>> payload.tobytes(), shape
 (b'abcdef', (2, 3))
 """
 
 import struct
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from datacache.errors import Damaged
 
 Record = Sequence[bytes | memoryview]
 """The bytes of a record in parts, written one after the other: to join them would copy the payload."""
+
+Bytes = npt.NDArray[np.uint8]
 
 MAGIC = b"ctr2"
 MOST_DIMENSIONS = 4
@@ -53,7 +57,7 @@ def bytes_of(record: Record) -> int:
     return sum(memoryview(part).nbytes for part in record)
 
 
-def unpack(key: int | None, record: memoryview, *, seed: int = 0) -> tuple[memoryview, tuple[int, ...]]:
+def unpack(key: int | None, record: Bytes, *, seed: int = 0) -> tuple[Bytes, tuple[int, ...]]:
     """Return payload (a view of ``record``) and shape.
 
     Raises :class:`Damaged` unless the header has this key (any if ``None``), seed, format and length, and the
@@ -61,15 +65,16 @@ def unpack(key: int | None, record: memoryview, *, seed: int = 0) -> tuple[memor
     """
     if len(record) < HEADER_BYTES:
         raise Damaged(f"sample {key}: expected at least {HEADER_BYTES} bytes, got {len(record)}")
-    magic, dimensions, written_key, size, *padded = _HEAD.unpack_from(record)
-    head_check, payload_check = _CHECKS.unpack_from(record, _HEAD.size)
-    if magic != MAGIC or head_check != xxh3_64_intdigest(record[: _HEAD.size], seed):
+    view = record.data
+    magic, dimensions, written_key, size, *padded = _HEAD.unpack_from(view)
+    head_check, payload_check = _CHECKS.unpack_from(view, _HEAD.size)
+    if magic != MAGIC or head_check != xxh3_64_intdigest(view[: _HEAD.size], seed):
         raise Damaged(f"sample {key}: the header is not what was written")
     if key not in (None, written_key):
         raise Damaged(f"sample {key}: found the record of sample {written_key}")
-    payload = record[HEADER_BYTES:]
+    payload = view[HEADER_BYTES:]
     if len(payload) != size:
         raise Damaged(f"sample {key}: expected {size} bytes, got {len(payload)}")
     if payload_check != xxh3_64_intdigest(payload, head_check):
         raise Damaged(f"sample {key}: the payload is not what was written")
-    return payload, tuple(padded[:dimensions])
+    return record[HEADER_BYTES:], tuple(padded[:dimensions])

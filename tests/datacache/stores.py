@@ -7,7 +7,7 @@ import numpy as np
 
 from datacache.order import Ids
 from datacache.store.record_store import Misses, RecordStore
-from datacache.store.records import Record, pack, seed_of, unpack
+from datacache.store.records import Bytes, Record, pack, seed_of, unpack
 
 SHM = Path("/dev/shm")
 
@@ -46,9 +46,9 @@ class Samples:
         """Read the ids, all unless given; every record that is delivered must be right."""
         wanted = self.ids if ids is None else ids
 
-        def use(position: int, record: memoryview) -> None:
+        def use(position: int, record: Bytes) -> None:
             key = int(wanted[position])
             found, shape = unpack(key, record, seed=self.seed)
-            assert (bytes(found), shape) == (self.payloads[key], (key,))
+            assert (found.tobytes(), shape) == (self.payloads[key], (key,))
 
         return store.read_many(wanted, use)

@@ -166,6 +166,23 @@ def test_an_input_depends_on_its_image_and_id_only():
         assert (applied(crop, [images[i]], [ids[i]])[0] == together[i]).all()
 
 
+def test_images_that_are_views_of_one_array_are_cropped_where_they_are():
+    base = np.random.default_rng(5).integers(0, 256, 40_000, dtype=np.uint8)
+    places, shapes = [17, 9000, 4000, 17], [(33, 47, 3), (20, 20, 3), (40, 40, 3), (5, 9, 3)]
+    views = [
+        base[at : at + math.prod(shape)].reshape(shape) for at, shape in zip(places, shapes, strict=True)
+    ]
+    others = [views[0][::-1], np.asfortranarray(views[1]), views[2].astype(np.uint8), views[3][:, ::2]]
+    pools, counted = Pools(), np.ones(4, bool)
+    spec = BatchSpec(np.arange(4), counted, epoch=0, step=0, rank=0, world_size=1, seed=1)
+    for images in (views, [views[2], *others], [image[:, :, 0:3] for image in others[:1]]):
+        own = BatchSpec(np.arange(len(images)), counted, epoch=0, step=0, rank=0, world_size=1, seed=1)
+        (inputs, _), copied = Augmentation(20).arrays(images, own.ids, own, pools), [*map(np.copy, images)]
+        assert (inputs == applied(Augmentation(20), copied)).all()
+    Augmentation(20).arrays(views, np.arange(4), spec, only_outputs := Pools())
+    assert [shape for shape, _ in only_outputs._free] == [(4, 20, 20, 3)]  # no memory for a copy
+
+
 def test_boxes_are_the_same_for_ever():
     """Golden values: a run that resumes under another version must not see other crops."""
     boxes, mirrored = Augmentation(96).boxes(np.array([[128, 171, 3]] * 3), np.array([0, 1, 10**12]), 3, 7)

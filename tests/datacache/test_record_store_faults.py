@@ -17,9 +17,10 @@ import pytest
 
 from datacache.capacity import free_bytes
 from datacache.errors import CacheFull
-from datacache.store import locks, record_store
+from datacache.order import Ids
+from datacache.store import locks, record_files, record_store
 from datacache.store.record_store import Misses
-from datacache.store.records import bytes_of
+from datacache.store.records import Bytes, bytes_of
 from tests.datacache.processes import FORK, in_child
 from tests.datacache.stores import Samples
 from tests.extent import ALL
@@ -155,13 +156,12 @@ def test_a_disk_that_cannot_read_costs_the_record(tmp_path: Path, monkeypatch: p
     with make(tmp_path / "cache") as cache:
         put(cache)
         assert cache.seal()
-        pread = os.pread
+        read, faulty = record_files._read, bytes_of(SAMPLES.records(IDS[4:5])[0])
 
-        def failing(descriptor: int, size: int, begin: int) -> bytes:
-            if size == bytes_of(SAMPLES.records(IDS[4:5])[0]):
-                raise OSError(5, "Input/output error")
-            return pread(descriptor, size, begin)
+        def failing(descriptor: int, starts: Ids, stops: Ids, into: Bytes) -> Ids:
+            begins = np.array([0, *stops[:-1]])
+            return np.where(stops - begins == faulty, begins, read(descriptor, starts, stops, into))
 
-        monkeypatch.setattr(os, "pread", failing)
+        monkeypatch.setattr(record_files, "_read", failing)
         same = [place for place, size in enumerate(SIZES.tolist()) if size == SIZES[4]]
         assert read_right(cache) == Misses([], same)
