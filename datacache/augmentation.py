@@ -108,6 +108,7 @@ def _in_one_array(images: Sequence[Bytes], pools: Pools) -> tuple[Bytes, Ids]:
         isinstance(base, np.ndarray)
         and base.dtype == np.uint8
         and base.flags.c_contiguous
+        and base.flags.writeable  # of another type the kernel would be compiled once more
         and all(image.base is base and image.flags.c_contiguous for image in images)
     ):
         places = np.array([image.__array_interface__["data"][0] for image in images])

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from datacache.errors import Damaged
 from datacache.store import folders
 from datacache.store.files import check_folder
@@ -89,6 +91,7 @@ def verify(folder: CacheFolder) -> Verdict:
             starts, sizes = entries["start"], entries["bytes"]
     except (Damaged, OSError) as error:
         return Verdict(folder, unreadable=str(error))
+    starts, sizes = np.array(starts), np.array(sizes)  # of the type that the kernel is compiled for
     damaged = 0
     for row in range(len(starts)):
         (record,) = file.read_many(starts[row : row + 1], sizes[row : row + 1])

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from datacache.augmentation import Augmentation, CentreCrop
+from datacache.augmentation import Augmentation, CentreCrop, _resample
 from datacache.batches import BatchSpec, Pools
 from tests.extent import more
 
@@ -181,6 +181,10 @@ def test_images_that_are_views_of_one_array_are_cropped_where_they_are():
         assert (inputs == applied(Augmentation(20), copied)).all()
     Augmentation(20).arrays(views, np.arange(4), spec, only_outputs := Pools())
     assert [shape for shape, _ in only_outputs._free] == [(4, 20, 20, 3)]  # no memory for a copy
+    base.flags.writeable = False
+    compiled = len(_resample.signatures)
+    applied(Augmentation(20), [base[at : at + 300].reshape(10, 10, 3) for at in places])
+    assert len(_resample.signatures) == compiled
 
 
 def test_boxes_are_the_same_for_ever():
