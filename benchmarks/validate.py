@@ -6,14 +6,15 @@
 
 A machine's speed changes: clusters may be visited again, and medians of all visits count. A visit first
 measures links and kernels, and tries a few candidates in each case, as ``tune`` does. Then all
-reducers and codecs that ``auto`` picks from take steps in turns.
+reducers and codecs that ``auto`` picks from take steps in turns, which predictions are held to, and at last
+the fastest of them and what was picked take as many as in a trial, which picks are held to.
 """
 
 import argparse
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import cache, cached_property, partial
 from itertools import accumulate, groupby, pairwise, product
 from pathlib import Path
@@ -47,6 +48,7 @@ CELLS = [
 ]
 KIND = "validation"  # of the records
 LEAST, MOST = 0.15, 1.5  # seconds of a candidate's steps, twice in a visit
+FASTEST, LONGER = 6, tuner.LAST_SECONDS  # of the candidates, and the seconds of their steps at the end
 AT_ONCE = 80_000_000  # entries of the candidates that take turns: all of them do not fit into memory
 WITHIN = 1.1  # the most that a pick may take, relative to the fastest
 
@@ -58,7 +60,7 @@ def on_this_rank(comm: Communicator, cases: Sequence[tuple[int, float]]) -> None
     found = []
     for size, density in cases:
         case = Case(topology.nodes, size, density)
-        tried = [asdict(each) for each in tuner.try_out(topology, profile, size, [density]).trials]
+        tried = tuner.try_out(topology, profile, size, [density])
         generated = Gradients(size)
         gradients = [generated.of(comm.rank, step) for step in range(tuner.GRADIENTS)]
         del generated
@@ -71,13 +73,22 @@ def on_this_rank(comm: Communicator, cases: Sequence[tuple[int, float]]) -> None
             own = tuner.seconds_in_turns(topology, case, part, gradients, least=LEAST, most=MOST)
             for each, steps in zip(part, own, strict=True):
                 taken[each] += steps
-        rows = [
-            [each.reducer, each.wire, each.options, median(own), tuner.spread(own), len(own)]
-            for each, own in taken.items()
-        ]
-        found.append({"size": size, "density": density, "trials": tried, "steps": rows})
+        first = Visit(case, tried, {each: median(steps) for each, steps in taken.items()})
+        fastest = sorted(first.pickable, key=lambda each: first.steps[each])[:FASTEST]
+        last = list(dict.fromkeys([*fastest, first.picked, first.predicted]))
+        longer = tuner.seconds_in_turns(topology, case, last, gradients, least=LONGER, most=MOST)
+        rows = {"steps": _rows(taken), "longer": _rows(dict(zip(last, longer, strict=True)))}
+        trials = [asdict(each) for each in tried.trials]
+        found.append({"size": size, "density": density, "trials": trials, **rows})
     if comm.rank == 0:
         print(json.dumps({"profile": asdict(profile), "cases": found}), flush=True)
+
+
+def _rows(taken: dict[Candidate, list[float]]) -> list[list[Any]]:
+    return [
+        [each.reducer, each.wire, each.options, median(own), tuner.spread(own), len(own)]
+        for each, own in taken.items()
+    ]
 
 
 def measure() -> None:
@@ -130,35 +141,32 @@ def simulate() -> None:
     with VIRTUAL.open("w") as file:
         for group in groups():
             if group.cell in SIMULATED and group.case.size == SMALL:
-                found = on_simulated_ranks(group.case, group.profiles[0].network, group.cores)
+                found = on_simulated_ranks(group.case, group.visits[0].profile.network, group.cores)
                 file.write(json.dumps([group.name, [[*astuple(each), found[each]] for each in found]]) + "\n")
 
 
 @dataclass(frozen=True)
-class Group:
-    """A case on a cluster; of each visit the profile with ``auto``'s trials, and the seconds of a step."""
+class Visit:
+    """What was measured of a case: the profile with ``auto``'s trials, and the seconds of a step.
 
-    cell: dict[str, Any]
+    ``steps``: of all candidates, in few steps. ``longer``: of some of them in as many as in a trial.
+    """
+
     case: Case
-    cores: int
-    profiles: list[Profile]
-    taken: list[dict[Candidate, float]]
+    profile: Profile
+    steps: dict[Candidate, float]
+    longer: dict[Candidate, float] = field(default_factory=dict)
 
     @property
-    def name(self) -> list[Any]:
-        """Return what tells it from others: layout, rate, latency, entries and density."""
-        return [*self.cell.values(), self.case.size, self.case.density]
+    def seconds(self) -> dict[Candidate, float]:
+        """Return the seconds of a step, in many steps if so many were taken."""
+        return self.steps | self.longer
 
     @cached_property
     def expected(self) -> dict[Candidate, float]:
         """Return the seconds by today's closed forms, before any trial."""
-        own = partial(tuner.predicted, case=self.case, settled=False)
-        return _medians([{one: own(each, candidate=one) for one in self.steps} for each in self.profiles])
-
-    @cached_property
-    def steps(self) -> dict[Candidate, float]:
-        """Return the seconds of a step."""
-        return _medians(self.taken)
+        own = partial(tuner.predicted, self.profile, self.case, settled=False)
+        return {each: own(each) for each in self.steps}
 
     @property
     def pickable(self) -> list[Candidate]:
@@ -171,24 +179,49 @@ class Group:
         return min(self.pickable, key=lambda each: self.expected[each])
 
     @cached_property
-    def picked(self) -> list[Candidate]:
-        """Return the pick of ``auto`` in each visit, after its trials."""
-        case, known = self.case, {str((each.reducer, each.given)): each for each in self.steps}
-        made = [tuner.choose(each, case.nodes, case.size, case.density) for each in self.profiles]
-        return [known[str((each.reducer, each.options))] for each in made]
+    def picked(self) -> Candidate:
+        """Return the pick of ``auto``, after its trials."""
+        case = self.case
+        made = tuner.choose(self.profile, case.nodes, case.size, case.density)
+        return next(each for each in self.steps if (each.reducer, each.given) == (made.reducer, made.options))
 
     @property
     def fastest(self) -> Candidate:
-        return min(self.pickable, key=lambda each: self.steps[each])
+        return min(self.longer or self.pickable, key=lambda each: self.seconds[each])
 
     @property
     def dense_seconds(self) -> float:
         """Return the seconds of the fastest one that sends all entries."""
-        return min(value for each, value in self.steps.items() if not REDUCERS[each.reducer].sparse)
+        return min(value for each, value in self.seconds.items() if not REDUCERS[each.reducer].sparse)
 
     def ratio(self, candidate: Candidate) -> float:
         """Return how many times as long a candidate takes as the fastest."""
-        return self.steps[candidate] / self.steps[self.fastest]
+        return self.seconds[candidate] / self.seconds[self.fastest]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A case on a cluster, and the visits to it."""
+
+    cell: dict[str, Any]
+    case: Case
+    cores: int
+    visits: list[Visit]
+
+    @property
+    def name(self) -> list[Any]:
+        """Return what tells it from others: layout, rate, latency, entries and density."""
+        return [*self.cell.values(), self.case.size, self.case.density]
+
+    @cached_property
+    def expected(self) -> dict[Candidate, float]:
+        """Return the seconds by today's closed forms, before any trial."""
+        return _medians([each.expected for each in self.visits])
+
+    @cached_property
+    def steps(self) -> dict[Candidate, float]:
+        """Return the seconds of a step."""
+        return _medians([each.steps for each in self.visits])
 
 
 @cache
@@ -199,12 +232,16 @@ def groups() -> list[Group]:
         nodes = [range(low, high) for low, high in pairwise(ends)]
         for case in record["cases"]:
             own = Case(nodes, case["size"], case["density"])
-            group = Group(record["cell"], own, record["machine"]["cores"], [], [])
+            group = Group(record["cell"], own, record["machine"]["cores"], [])
             group = found.setdefault(str(group.name), group)
             tried = {"format": probe.FORMAT, **record["profile"], "trials": case["trials"]}
-            group.profiles.append(Profile.of(tried))
-            group.taken.append({Candidate(*row[:3]): row[3] for row in case["steps"]})
+            steps = map(_seconds_of, (case["steps"], case.get("longer", [])))
+            group.visits.append(Visit(own, Profile.of(tried), *steps))
     return list(found.values())
+
+
+def _seconds_of(rows: Iterable[Sequence[Any]]) -> dict[Candidate, float]:
+    return {Candidate(*row[:3]): row[3] for row in rows}
 
 
 def _medians(visits: Sequence[dict[Candidate, float]]) -> dict[Candidate, float]:
@@ -269,9 +306,10 @@ def by_reducer() -> str:
 
 
 def of_picks() -> str:
+    visits = [visit for each in groups() for visit in each.visits]
     ratios = {
-        "The closed forms alone": [each.ratio(each.predicted) for each in groups()],
-        "`auto`": [each.ratio(picked) for each in groups() for picked in each.picked],
+        "The closed forms alone": [each.ratio(each.predicted) for each in visits],
+        "`auto`": [each.ratio(each.picked) for each in visits],
     }
     good = {who: sum(ratio <= WITHIN for ratio in own) for who, own in ratios.items()}
     return "".join(
@@ -282,14 +320,16 @@ def of_picks() -> str:
 
 
 def picks() -> str:
+    """Return the table of picks, in that visit to each cluster in which ``auto``'s was the slowest."""
     rows = []
-    for each in groups():
-        layout, rate, delay, size, density = each.name
+    for group in groups():
+        layout, rate, delay, size, density = group.name
+        each = max(group.visits, key=lambda visit: visit.ratio(visit.picked))
         row = [layout_in_words(layout), rate_in_words(rate), f"{delay:g} ms", f"{size / 1e6:.3g} M"]
         row += [f"{100 * density:g} %", f"{1e3 * each.dense_seconds:.0f}"]
-        for candidate in (each.predicted, max(each.picked, key=each.ratio)):
-            row += [f"`{candidate}`", f"{1e3 * each.steps[candidate]:.0f}", f"{each.ratio(candidate):.2f}"]
-        rows.append([*row, f"`{each.fastest}`", f"{1e3 * each.steps[each.fastest]:.0f}"])
+        for candidate in (each.predicted, each.picked):
+            row += [f"`{candidate}`", f"{1e3 * each.seconds[candidate]:.0f}", f"{each.ratio(candidate):.2f}"]
+        rows.append([*row, f"`{each.fastest}`", f"{1e3 * each.seconds[each.fastest]:.0f}"])
     head = ["nodes × ranks", "rate", "latency", "entries", "density", "dense, ms"]
     return markdown([*head, "predicted", "ms", "×", "`auto`", "ms", "×", "fastest", "ms"], rows)
 
