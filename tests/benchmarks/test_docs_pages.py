@@ -5,14 +5,15 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
-from benchmarks import convergence, local_steps, predict_papers, validate, value_codecs, which
+from benchmarks import convergence, local_steps, predict_papers, value_codecs, which
+from benchmarks.drawing import validation
 from benchmarks.drawing.pages import with_block
 from commlib.network import Network
 from commlib.tuning.probe import Job, Profile
 from commlib.work import Speeds
 
 # To write one again: python -m benchmarks.NAME (predict_papers: with --write)
-SCRIPTS = [convergence, local_steps, predict_papers, validate, value_codecs, which]
+SCRIPTS = [convergence, local_steps, predict_papers, validation, value_codecs, which]
 MOST_LOST = {"normal": 0.005, "Laplace": 0.013, "normal·exp(0.6·normal)": 0.03, "Student's t, 3": 0.07}
 
 
