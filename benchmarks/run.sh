@@ -80,11 +80,10 @@ part /dev/null .venv/bin/python -m benchmarks.validate --simulate
 part /dev/null .venv/bin/python -m benchmarks.which --predict
 .venv/bin/cloudtrain data brown
 for what in time link; do part /dev/null .venv/bin/python -m benchmarks.local_steps --$what; done
-for shape in url webspam; do
-    for loss in logistic hinge; do keep linear benchmarks.linear --cluster --shape $shape --loss $loss; done
-done
+for loss in logistic hinge; do keep linear benchmarks.linear --cluster --loss $loss; done
 keep linear benchmarks.linear --cluster --batch-size 125 --steps 40
-keep linear benchmarks.linear --simulated
+keep linear benchmarks.linear --cluster --shape webspam --steps 3 --passes 3
+keep linear benchmarks.linear --simulated --steps 4 --passes 3
 keep linear benchmarks.linear --cluster --solver coordinate --steps 1 --passes 1
 for loss in logistic hinge; do keep linear benchmarks.linear --loss $loss; done
 
