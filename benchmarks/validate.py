@@ -29,7 +29,7 @@ from commlib.tuning import probe, tuner
 from commlib.tuning.probe import Candidate, Gradients, processor
 from commlib.tuning.tuner import Case
 from training.bench.record import code_of, command, machine
-from training.process.job import as_rank
+from training.process.job import as_rank, usage_error
 
 SMALL, VGG16 = 1_000_000, 14_728_266
 FEW, ALL = ((SMALL, 0.01),), ((SMALL, 0.01), (SMALL, 0.001), (VGG16, 0.01))  # entries and densities
@@ -129,8 +129,11 @@ def on_simulated_ranks(case: Case, network: Network, cores: int) -> dict[Candida
 
 def simulate() -> None:
     """Simulate the cells of ``SIMULATED`` that were visited here, but for the large gradients."""
+    visited = groups(processor())
+    if not visited:
+        usage_error(f"--simulate: expected a visit on {processor()}: --measure makes one")
     with VIRTUAL.open("w") as file:
-        for group in groups(processor()):
+        for group in visited:
             if group.cell in SIMULATED and group.case.size == SMALL:
                 found = on_simulated_ranks(group.case, group.visits[0].profile.network, group.cores)
                 file.write(json.dumps([group.name, [[*astuple(each), found[each]] for each in found]]) + "\n")

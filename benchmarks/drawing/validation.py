@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from itertools import accumulate, groupby, pairwise
-from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -141,10 +140,7 @@ def _medians(visits: Sequence[dict[Candidate, float]]) -> dict[Candidate, float]
 def virtual() -> list[tuple[Group, dict[Candidate, float]]]:
     """Return the groups that were simulated, and the seconds of each candidate there."""
     by_name = {tuple(each.name): each for each in groups()}
-    return [
-        (by_name[tuple(name)], {Candidate(*row[:3]): row[3] for row in own})
-        for name, own in recorded(VIRTUAL)
-    ]
+    return [(by_name[tuple(name)], _seconds_of(own)) for name, own in recorded(VIRTUAL)]
 
 
 def processors() -> list[str]:
@@ -224,16 +220,18 @@ def of_picks() -> str:
     lines = []
     for cpu in processors():
         visits = [visit for each in groups(cpu) for visit in each.visits]
-        good = [
-            sum(each.ratio(pick(each)) <= WITHIN for each in visits)
-            for pick in (attrgetter("picked"), attrgetter("predicted"))
-        ]
-        auto, closed = (f"{count} of {len(visits)} cases ({percent(count / len(visits))})" for count in good)
+        auto = _good([each.ratio(each.picked) for each in visits])
+        closed = _good([each.ratio(each.predicted) for each in visits])
         lines.append(
             f"- {processor_in_words(cpu)}: the pick of `auto` takes at most {WITHIN} times as long as the "
             f"fastest in {auto}, that of the closed forms alone in {closed}."
         )
     return "\n".join(lines) + "\n"
+
+
+def _good(ratios: Sequence[float]) -> str:
+    count = sum(each <= WITHIN for each in ratios)
+    return f"{count} of {len(ratios)} cases ({percent(count / len(ratios))})"
 
 
 def picks() -> str:

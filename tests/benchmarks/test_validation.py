@@ -10,6 +10,10 @@ from commlib.tuning import tuner
 XEON, EPYC = "Intel(R) Xeon(R) Processor", "AMD EPYC"
 
 
+def test_no_processor_is_left_out_below():
+    assert set(validation.processors()) == {XEON, EPYC}
+
+
 @pytest.mark.parametrize("processor", [XEON, EPYC])
 def test_all_that_auto_picks_from_is_measured_on_every_cluster(processor):
     cells = [cell[:3] for cell in validate.CELLS]
