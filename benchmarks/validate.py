@@ -1,13 +1,14 @@
 """Compare the cost model, the virtual clock and what ``auto`` picks with measurements: docs/validation.md.
 
-    python -m benchmarks.validate --measure     # as root, 90 minutes alone: a visit to each emulated cluster
+    python -m benchmarks.validate --measure     # as root, 105 minutes alone: a visit to each emulated cluster
     python -m benchmarks.validate --simulate    # a part of it on simulated ranks: some minutes
     python -m benchmarks.validate               # the tables and the picture, from the last of both
 
 A machine's speed changes: clusters may be visited again, and medians of all visits on one kind of processor
-count. A visit first measures links and kernels, and tries a few candidates in each case, as ``tune`` does.
-Then all reducers and codecs that ``auto`` picks from take steps in turns, which predictions are held to, and
-at last the fastest of them and what was picked take as many as in a trial, which picks are held to.
+count. In each case a visit measures links and kernels and tries a few candidates, as ``tune`` does. Then all
+reducers and codecs that ``auto`` picks from take steps in turns, which predictions are held to, the mean of
+those from before and from a second profile after these steps. At last the fastest candidates and what was
+picked take as many steps as in a trial, which picks are held to.
 """
 
 import argparse
@@ -44,12 +45,12 @@ AT_ONCE = 80_000_000  # entries of the candidates that take turns: all of them d
 
 
 def on_this_rank(comm: Communicator, cases: Sequence[tuple[int, float]]) -> None:
-    """Measure links and kernels, then all candidates of each case; rank 0 prints what was found."""
+    """Measure links, kernels and all candidates in each case; rank 0 prints what was found."""
     topology = Topology(comm)
-    profile = probe.measure(topology)
     found = []
     for size, density in cases:
         case = Case(topology.nodes, size, density)
+        profile = probe.measure(topology)
         tried = tuner.try_out(topology, profile, size, [density])
         generated = Gradients(size)
         gradients = [generated.of(comm.rank, step) for step in range(tuner.GRADIENTS)]
@@ -63,15 +64,16 @@ def on_this_rank(comm: Communicator, cases: Sequence[tuple[int, float]]) -> None
             own = tuner.seconds_in_turns(topology, case, part, gradients, least=LEAST, most=MOST)
             for each, steps in zip(part, own, strict=True):
                 taken[each] += steps
+        after = probe.measure(topology)
         first = Visit(case, tried, {each: median(steps) for each, steps in taken.items()})
         fastest = sorted(first.pickable, key=lambda each: first.steps[each])[:FASTEST]
         last = list(dict.fromkeys([*fastest, first.picked, first.predicted]))
         longer = tuner.seconds_in_turns(topology, case, last, gradients, least=LONGER, most=MOST)
         rows = {"steps": _rows(taken), "longer": _rows(dict(zip(last, longer, strict=True)))}
-        trials = [asdict(each) for each in tried.trials]
-        found.append({"size": size, "density": density, "trials": trials, **rows})
+        profiles = {"profile": asdict(tried), "after": asdict(after)}
+        found.append({"size": size, "density": density, **profiles, **rows})
     if comm.rank == 0:
-        print(json.dumps({"profile": asdict(profile), "cases": found}), flush=True)
+        print(json.dumps({"cases": found}), flush=True)
 
 
 def _rows(taken: dict[Candidate, list[float]]) -> list[list[Any]]:

@@ -31,12 +31,14 @@ class Visit:
     """What was measured of a case: the profile with ``auto``'s trials, and the seconds of a step.
 
     ``steps``: of all candidates, in few steps. ``longer``: of some of them in as many as in a trial.
+    ``after``: a second profile, measured after ``steps``, if there is one.
     """
 
     case: Case
     profile: Profile
     steps: dict[Candidate, float]
     longer: dict[Candidate, float] = field(default_factory=dict)
+    after: Profile | None = None
 
     @property
     def seconds(self) -> dict[Candidate, float]:
@@ -46,7 +48,15 @@ class Visit:
     @cached_property
     def expected(self) -> dict[Candidate, float]:
         """Return the seconds by today's closed forms, before any trial."""
-        own = partial(tuner.predicted, self.profile, self.case, settled=False)
+        return self._expected_by(self.profile)
+
+    @property
+    def expected_around(self) -> dict[Candidate, float]:
+        """Return the same by the profiles before and after the steps, in the mean."""
+        return _medians([self.expected, self._expected_by(self.after)]) if self.after else self.expected
+
+    def _expected_by(self, profile: Profile) -> dict[Candidate, float]:
+        own = partial(tuner.predicted, profile, self.case, settled=False)
         return {each: own(each) for each in self.steps}
 
     @property
@@ -98,7 +108,7 @@ class Group:
     @cached_property
     def expected(self) -> dict[Candidate, float]:
         """Return the seconds by today's closed forms, before any trial."""
-        return _medians([each.expected for each in self.visits])
+        return _medians([each.expected_around for each in self.visits])
 
     @cached_property
     def steps(self) -> dict[Candidate, float]:
@@ -115,17 +125,21 @@ def groups(cpu: str | None = None) -> list[Group]:
 def _groups() -> list[Group]:
     found: dict[str, Group] = {}
     for record in recorded(RECORDS):
-        ends = list(accumulate(record["profile"]["job"]["ranks_of_nodes"], initial=0))
-        nodes = [range(low, high) for low, high in pairwise(ends)]
         cpu, cores = (record["machine"][key] for key in ("cpu", "cores"))
         for case in record["cases"]:
-            own = Case(nodes, case["size"], case["density"])
+            profile = _profile_of(case["profile"])
+            ends = accumulate(profile.job.ranks_of_nodes, initial=0)
+            own = Case([range(low, high) for low, high in pairwise(ends)], case["size"], case["density"])
             group = Group(cpu, cores, record["cell"], own, [])
             group = found.setdefault(str(group.name), group)
-            tried = {"format": probe.FORMAT, **record["profile"], "trials": case["trials"]}
             steps = map(_seconds_of, (case["steps"], case.get("longer", [])))
-            group.visits.append(Visit(own, Profile.of(tried), *steps))
+            after = _profile_of(case["after"]) if "after" in case else None
+            group.visits.append(Visit(own, profile, *steps, after))
     return list(found.values())
+
+
+def _profile_of(content: dict[str, Any]) -> Profile:
+    return Profile.of({"format": probe.FORMAT, **content})
 
 
 def _seconds_of(rows: Iterable[Sequence[Any]]) -> dict[Candidate, float]:
